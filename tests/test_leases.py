@@ -1,4 +1,4 @@
-"""One owner at a time, whoever is killed, stopped or racing."""
+"""A lease has one holder at a time, whichever processes are killed, suspended or racing."""
 
 import errno
 import fcntl
@@ -58,21 +58,21 @@ def wait_until(claim: Callable[[], object], seconds: float = 4.0) -> object:
 
 @contextmanager
 def holder_elsewhere(folder: Path, key: str = "job", **timing: float):
-    """Another process that holds `key`, and when told to go on reports whether it was lost (exit code 3)."""
-    told, tell = os.pipe()
+    """Another process that holds `key`, and after a byte from the pipe reports whether it was lost (exit code 3)."""
+    reader, writer = os.pipe()
 
     def hold() -> int:
         lease = Leases(folder, **timing).take(key)
-        os.read(told, 1)
+        os.read(reader, 1)
         return 3 if lease.lost else 0
 
     child = fork(hold)
     try:
         wait_until(lambda: key in Leases(folder).holders())
-        yield child, tell
+        yield child, writer
     finally:
-        os.close(told)
-        os.close(tell)
+        os.close(reader)
+        os.close(writer)
         try:
             os.kill(child, signal.SIGKILL)
             os.waitpid(child, 0)
@@ -80,23 +80,23 @@ def holder_elsewhere(folder: Path, key: str = "job", **timing: float):
             pass
 
 
-def test_a_lease_has_one_holder_and_release_frees_it(tmp_path):
-    one, two = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
-    with one.take("job") as lease:
+def test_a_lease_has_one_holder_until_it_is_released(tmp_path):
+    ours, others = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
+    with ours.take("job") as lease:
         assert lease.key == "job"
         assert not lease.lost
-        assert two.take("job") is None
-        assert one.take("job") is None
-        with two.take("other") as other:
+        assert others.take("job") is None
+        assert ours.take("job") is None
+        with others.take("other") as other:
             assert other is not None
-    with two.take("job") as again:
+    with others.take("job") as successor:
         lease.release()  # a second release of the old one does not touch the new one
-        assert one.take("job") is None
-        assert not again.lost
+        assert ours.take("job") is None
+        assert not successor.lost
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock"]
 
 
-def test_holders_says_who(tmp_path):
+def test_holders_are_listed(tmp_path):
     leases = Leases(tmp_path, **PATIENT)
     assert leases.holders() == {}
     with leases.take("b"), leases.take("a"):
@@ -109,7 +109,7 @@ def test_holders_says_who(tmp_path):
         assert holders["a"].alive is True
 
 
-def test_the_beat_advances_without_help_and_ends_with_the_lease(tmp_path):
+def test_a_held_lease_beats_until_it_is_released(tmp_path):
     leases = Leases(tmp_path, **PATIENT)
     with leases.take("job"):
         wait_until(lambda: leases.holders()["job"].beats >= 3)
@@ -119,7 +119,7 @@ def test_the_beat_advances_without_help_and_ends_with_the_lease(tmp_path):
 
 
 @pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
-def test_of_many_racing_processes_one_owns_at_a_time(tmp_path, links, monkeypatch):
+def test_of_racing_processes_one_holds_the_lease(tmp_path, links, monkeypatch):
     if not links:
         monkeypatch.setattr(os, "link", _no_links)
 
@@ -139,7 +139,7 @@ def test_of_many_racing_processes_one_owns_at_a_time(tmp_path, links, monkeypatc
     assert Leases(tmp_path / "leases").takeovers() == []
 
 
-def test_where_links_are_missing_a_lease_still_excludes_and_beats(tmp_path, monkeypatch):
+def test_leases_work_without_hard_links(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "link", _no_links)
     one, two = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
     with one.take("job") as lease:
@@ -164,7 +164,7 @@ def alone(folder: Path):
     os.close(witness)
 
 
-def test_holders_that_die_in_a_race_are_replaced_by_exactly_one(tmp_path):
+def test_a_holder_killed_in_a_race_has_one_successor(tmp_path):
     def compete(seed: int) -> int:
         dice, leases = random.Random(seed), Leases(tmp_path / "leases", **PATIENT)
         for _ in range(400):
@@ -193,7 +193,7 @@ def test_holders_that_die_in_a_race_are_replaced_by_exactly_one(tmp_path):
     assert left == {".lock", TAKEOVERS}
 
 
-def test_a_killed_holder_on_this_machine_is_replaced_at_once(tmp_path):
+def test_the_lease_of_a_killed_process_is_taken_over_at_once(tmp_path):
     with holder_elsewhere(tmp_path, **PATIENT) as (child, _):
         leases = Leases(tmp_path, **PATIENT)
         assert leases.take("job") is None
@@ -205,8 +205,8 @@ def test_a_killed_holder_on_this_machine_is_replaced_at_once(tmp_path):
         assert [event["reason"] for event in leases.takeovers()] == ["dead"]
 
 
-def test_a_stopped_holder_is_replaced_after_a_while_and_finds_its_lease_lost(tmp_path):
-    with holder_elsewhere(tmp_path, **QUICK) as (child, tell):
+def test_a_suspended_holder_is_replaced_and_finds_its_lease_lost(tmp_path):
+    with holder_elsewhere(tmp_path, **QUICK) as (child, writer):
         leases = Leases(tmp_path, **QUICK)
         until = time.monotonic() + 3 * QUICK["stale_seconds"]
         while time.monotonic() < until:
@@ -216,7 +216,7 @@ def test_a_stopped_holder_is_replaced_after_a_while_and_finds_its_lease_lost(tmp
         stopped = time.monotonic()
         lease = wait_until(lambda: leases.take("job"))
         assert time.monotonic() - stopped >= QUICK["stale_seconds"] - QUICK["beat_seconds"]
-        os.write(tell, b"x")
+        os.write(writer, b"x")
         os.kill(child, signal.SIGCONT)
         assert exit_code(child) == 3
         time.sleep(3 * QUICK["beat_seconds"])
@@ -226,7 +226,7 @@ def test_a_stopped_holder_is_replaced_after_a_while_and_finds_its_lease_lost(tmp
         lease.release()
 
 
-def test_observers_of_one_dead_holder_yield_one_owner(tmp_path):
+def test_one_of_many_observers_takes_over_a_dead_holder(tmp_path):
     for trial in range(8):
         folder = tmp_path / str(trial)
         folder.mkdir()
@@ -252,7 +252,7 @@ def test_observers_of_one_dead_holder_yield_one_owner(tmp_path):
             os.close(handle)
 
 
-def test_a_reader_never_sees_a_part(tmp_path):
+def test_a_reader_never_sees_a_partial_lease(tmp_path):
     def churn() -> int:
         leases, until = Leases(tmp_path, beat_seconds=0.0005, stale_seconds=60.0), time.monotonic() + 1.0
         while time.monotonic() < until:
@@ -275,7 +275,7 @@ def test_a_reader_never_sees_a_part(tmp_path):
     assert len(seen) > 20
 
 
-def test_a_torn_or_foreign_lease_is_respected_until_it_is_stale(tmp_path):
+def test_a_truncated_or_foreign_lease_is_respected_until_it_is_stale(tmp_path):
     leases = Leases(tmp_path, **QUICK)
     (tmp_path / "torn.lease").write_bytes(b'{"beat": "0000')
     host, boot, namespace = machine()
@@ -290,7 +290,7 @@ def test_a_torn_or_foreign_lease_is_respected_until_it_is_stale(tmp_path):
     assert {event["from"] for event in leases.takeovers()} == {"unreadable", f"{host}-2:{2**22 + 1}"}
 
 
-def test_one_long_gap_between_two_looks_is_no_proof_of_death(tmp_path):
+def test_one_long_gap_between_two_checks_does_not_make_a_lease_stale(tmp_path):
     with holder_elsewhere(tmp_path, **QUICK) as (child, _):
         leases = Leases(tmp_path, **QUICK)
         os.kill(child, signal.SIGSTOP)
@@ -302,7 +302,7 @@ def test_one_long_gap_between_two_looks_is_no_proof_of_death(tmp_path):
         assert leases.take("job") is None
 
 
-def test_lost_asks_the_disk_when_beats_are_overdue(tmp_path):
+def test_lost_reads_the_file_if_beats_are_overdue(tmp_path):
     leases = Leases(tmp_path, beat_seconds=30.0, stale_seconds=60.0)
     lease = leases.take("job")
     (tmp_path / "job.lease").unlink()
@@ -314,7 +314,7 @@ def test_lost_asks_the_disk_when_beats_are_overdue(tmp_path):
     lease.release()
 
 
-def test_a_mistaken_steal_puts_the_lease_back_and_its_holder_keeps_it(tmp_path):
+def test_a_mistaken_steal_is_undone(tmp_path):
     leases, thief = Leases(tmp_path, **PATIENT), Leases(tmp_path, **PATIENT)
     with leases.take("job") as lease:
         path = tmp_path / "job.lease"
@@ -329,7 +329,7 @@ def test_a_mistaken_steal_puts_the_lease_back_and_its_holder_keeps_it(tmp_path):
     assert leases.takeovers() == []
 
 
-def test_threads_of_one_process_share_leases_safely(tmp_path):
+def test_threads_of_one_process_exclude_each_other(tmp_path):
     leases, won, barrier = Leases(tmp_path, **PATIENT), [], threading.Barrier(8)
 
     def grab() -> None:
@@ -346,7 +346,7 @@ def test_threads_of_one_process_share_leases_safely(tmp_path):
     won[0].release()
 
 
-def test_a_forked_child_neither_frees_its_parents_lease_nor_beats_for_it(tmp_path):
+def test_a_forked_child_does_not_release_or_beat_its_parent_s_lease(tmp_path):
     leases = Leases(tmp_path, **PATIENT)
     with leases.take("job") as lease:
 
@@ -364,7 +364,7 @@ def test_a_forked_child_neither_frees_its_parents_lease_nor_beats_for_it(tmp_pat
         assert list(leases.holders()) == ["job"]
 
 
-def test_a_stuck_thief_and_a_file_system_without_locks_do_not_block_others(tmp_path, monkeypatch):
+def test_a_stuck_or_missing_lock_does_not_block(tmp_path, monkeypatch):
     monkeypatch.setattr("biphase.leases.LOCK_SECONDS", 0.1)
     leases = Leases(tmp_path, **PATIENT)
     with leases.take("job") as lease:
@@ -377,7 +377,7 @@ def test_a_stuck_thief_and_a_file_system_without_locks_do_not_block_others(tmp_p
     assert leases.holders() == {}
 
 
-def test_old_debris_is_swept_and_fresh_files_stay(tmp_path):
+def test_old_drafts_are_removed(tmp_path):
     old, fresh = tmp_path / "a.lease.1.draft", tmp_path / "a.lease.2.withdrawn"
     for path in (old, fresh):
         path.touch()
@@ -388,7 +388,7 @@ def test_old_debris_is_swept_and_fresh_files_stay(tmp_path):
     assert fresh.exists()
 
 
-def test_a_clock_that_is_hours_off_sweeps_no_fresh_draft(tmp_path, monkeypatch):
+def test_a_wrong_clock_removes_no_new_draft(tmp_path, monkeypatch):
     fresh = tmp_path / "a.lease.1.draft"
     fresh.touch()
     wall = time.time
@@ -397,7 +397,7 @@ def test_a_clock_that_is_hours_off_sweeps_no_fresh_draft(tmp_path, monkeypatch):
     assert sorted(path.name for path in tmp_path.iterdir()) == [".lock", fresh.name]
 
 
-def test_a_draft_that_vanishes_is_a_lease_not_taken(tmp_path, monkeypatch):
+def test_a_removed_draft_takes_no_lease(tmp_path, monkeypatch):
     link = os.link
 
     def swept(source: Path, target: Path) -> None:
@@ -411,7 +411,7 @@ def test_a_draft_that_vanishes_is_a_lease_not_taken(tmp_path, monkeypatch):
     leases.take("job").release()
 
 
-def test_release_is_silent_when_the_store_is_gone(tmp_path):
+def test_release_ignores_a_deleted_store(tmp_path):
     lease = Leases(tmp_path / "leases", **PATIENT).take("job")
     for path in (tmp_path / "leases").iterdir():
         path.unlink()
@@ -420,7 +420,7 @@ def test_release_is_silent_when_the_store_is_gone(tmp_path):
     assert not (tmp_path / "leases").exists()
 
 
-def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
+def test_a_failed_take_leaves_no_file(tmp_path, monkeypatch):
     leases = Leases(tmp_path, **PATIENT)
 
     def full(*_: object) -> None:
@@ -432,23 +432,23 @@ def test_a_failed_creation_leaves_nothing(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_spoilt_line_of_takeovers_is_skipped(tmp_path):
+def test_a_corrupt_line_of_takeovers_is_skipped(tmp_path):
     (tmp_path / TAKEOVERS).write_text('{"key": "a"}\n{"key": "b"{"key"\n{"key": "c"}\n')
     assert [event["key"] for event in Leases(tmp_path).takeovers()] == ["a", "c"]
 
 
 @pytest.mark.parametrize("key", ["", "a/b", "..", ".hidden", "a b", "é"])
-def test_a_key_that_is_no_file_name_is_refused(tmp_path, key):
-    with pytest.raises(StoreError, match="cannot name a lease"):
+def test_a_wrong_key_is_refused(tmp_path, key):
+    with pytest.raises(StoreError, match="lease"):
         Leases(tmp_path).take(key)
 
 
-def test_beats_slower_than_staleness_are_refused(tmp_path):
-    with pytest.raises(StoreError, match="at least twice"):
+def test_wrong_intervals_are_refused(tmp_path):
+    with pytest.raises(StoreError, match="beat_seconds"):
         Leases(tmp_path, beat_seconds=5.0, stale_seconds=6.0)
 
 
-def test_a_process_is_told_from_another_under_its_number():
+def test_a_process_is_identified_by_pid_and_start_time():
     started = process_start(os.getpid())
     assert process_lives(os.getpid(), started)
     assert not process_lives(os.getpid(), "1")
@@ -456,7 +456,7 @@ def test_a_process_is_told_from_another_under_its_number():
     assert process_start(2**22 + 1) is None
 
 
-def test_another_users_hidden_process_counts_as_alive(monkeypatch):
+def test_a_hidden_process_of_another_user_counts_as_alive(monkeypatch):
     def forbidden(_pid: int, _signal: int) -> None:
         raise PermissionError
 
@@ -465,7 +465,7 @@ def test_another_users_hidden_process_counts_as_alive(monkeypatch):
     assert not process_lives(os.getpid(), "1")
 
 
-def test_without_a_process_table_only_beats_can_tell(monkeypatch):
+def test_without_proc_only_beats_show_that_a_holder_lives(monkeypatch):
     def missing(*_: object) -> str:
         raise FileNotFoundError
 
@@ -497,7 +497,7 @@ def plant(path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["a pipe", "a dangling link", "a link to itself", "a socket", "a folder"])
-def test_what_is_no_file_holds_nobody_up(tmp_path, what):
+def test_a_lease_path_that_is_no_regular_file_does_not_block(tmp_path, what):
     leases = Leases(tmp_path / "leases", **PATIENT)
     plant(leases.folder / "job.lease", what)
     plant(leases.folder / TAKEOVERS, what)

@@ -1,4 +1,4 @@
-"""Records are checked when they are made, and mean the same after a trip through JSON."""
+"""Records are checked when they are created, and survive JSON with equal keys."""
 
 import dataclasses
 import json
@@ -25,46 +25,41 @@ class Ship:
     painted: bool = False
 
 
-def test_a_misspelt_field_is_refused_with_the_nearest():
-    with pytest.raises(SpecError, match="Ship has no field 'mast'; did you mean 'masts'"):
-        Ship("argo", mast=2)
-
-
-def test_a_missing_field_is_refused_with_the_list_of_fields():
-    with pytest.raises(
-        SpecError, match="Ship: missing 1 required positional argument: 'name'; it takes name, masts"
-    ):
-        Ship()
-
-
-def test_too_many_values_are_refused():
-    with pytest.raises(SpecError, match="Ship: takes from 2 to 9 positional arguments"):
-        Ship(*"abcdefghij")
-
-
 @pytest.mark.parametrize(
-    ("field", "value", "words"),
+    ("fields", "facts"),
     [
-        ("masts", 2.5, "a whole number, not 2.5"),
-        ("masts", True, "a whole number, not True"),
-        ("masts", "3", "a whole number, not '3'"),
-        ("speed", "fast", "a number, not 'fast'"),
-        ("speed", True, "a number, not True"),
-        ("rig", "junk", "'square' or 'gaff', not 'junk'"),
-        ("ports", "oslo", "a tuple of a text, not 'oslo'"),
-        ("ports", (1,), r"a tuple of a text, not \(1,\)"),
-        ("place", (1.0,), r"2 values, not \(1.0,\)"),
-        ("load", "full", "a whole number or a number or None, not 'full'"),
-        ("painted", 1, "True or False, not 1"),
-        ("name", None, "a text, not None"),
+        ({"mast": 2}, ["Ship", "'mast'", "'masts'"]),
+        ({"masts": 2.5}, ["Ship.masts", "whole number", "2.5"]),
+        ({"masts": True}, ["Ship.masts", "whole number", "True"]),
+        ({"masts": "3"}, ["Ship.masts", "whole number", "'3'"]),
+        ({"speed": "fast"}, ["Ship.speed", "a number", "'fast'"]),
+        ({"speed": True}, ["Ship.speed", "a number", "True"]),
+        ({"speed": float("inf")}, ["Ship.speed", "inf"]),
+        ({"rig": "junk"}, ["Ship.rig", "'square' or 'gaff'", "'junk'"]),
+        ({"ports": "oslo"}, ["Ship.ports", "tuple", "'oslo'"]),
+        ({"ports": (1,)}, ["Ship.ports", "tuple", "(1,)"]),
+        ({"place": (1.0,)}, ["Ship.place", "2 values", "(1.0,)"]),
+        ({"load": "full"}, ["Ship.load", "whole number", "None", "'full'"]),
+        ({"painted": 1}, ["Ship.painted", "True or False", "1"]),
+        ({"name": None}, ["Ship.name", "a text", "None"]),
     ],
+    ids=lambda value: str(value) if isinstance(value, dict) else "",
 )
-def test_a_value_of_the_wrong_kind_is_refused_in_words(field, value, words):
-    with pytest.raises(SpecError, match=rf"Ship\.{field} must be {words}"):
-        Ship(**{"name": "argo", field: value})
+def test_a_wrong_field_is_refused(fields, facts):
+    with pytest.raises(SpecError) as refusal:
+        Ship(**({"name": "argo"} | fields))
+    assert all(fact in str(refusal.value) for fact in facts), refusal.value
+    with pytest.raises(SpecError):
+        decode(encode(Ship("argo")) | fields)
 
 
-def test_equal_spellings_become_equal_records():
+@pytest.mark.parametrize("values", ["", "abcdefghij"], ids=["none", "too many"])
+def test_a_wrong_number_of_fields_is_refused(values):
+    with pytest.raises(SpecError, match="name, masts"):
+        Ship(*values)
+
+
+def test_equal_values_make_equal_records():
     one = Ship("argo", 3.0, 7, ports=["oslo"], place=[1, 2])
     two = Ship("argo", 3, 7.0, ports=("oslo",), place=(1.0, 2.0))
     assert one == two
@@ -73,13 +68,13 @@ def test_equal_spellings_become_equal_records():
     assert type(one.speed) is float
 
 
-def test_where_a_count_and_a_share_are_allowed_both_stay_what_they_are():
+def test_a_union_of_int_and_float_keeps_the_type():
     assert type(Ship("a", load=5).load) is int
     assert type(Ship("a", load=0.5).load) is float
     assert Ship("a", load=None).load is None
 
 
-def test_a_range_is_a_tuple_of_numbers():
+def test_a_range_becomes_a_tuple():
     @record
     class Seeds:
         seeds: tuple[int, ...]
@@ -92,14 +87,9 @@ def test_records_are_frozen():
         Ship("argo").masts = 2
 
 
-def test_decode_refuses_an_unknown_kind_with_the_nearest():
-    with pytest.raises(SpecError, match="there is no record 'Shipp'; did you mean 'Ship'"):
+def test_decode_refuses_an_unknown_kind():
+    with pytest.raises(SpecError, match=r"'Shipp'.*'Ship'"):
         decode({"kind": "Shipp"})
-
-
-def test_decode_refuses_what_the_record_would_refuse():
-    with pytest.raises(SpecError, match="Ship has no field 'sails'"):
-        decode(encode(Ship("argo")) | {"sails": 4})
 
 
 texts = st.text(max_size=8)
@@ -121,18 +111,18 @@ stages = st.builds(Stage, st.just(CLM()) | st.builds(MLM, ratios | ways), st.int
 
 
 @given(ships | stages)
-def test_a_record_comes_back_from_json_equal_and_with_its_key(made):
+def test_a_record_survives_json_with_its_key(made):
     back = decode(json.loads(json.dumps(encode(made))))
     assert back == made
     assert content_key(back) == content_key(made)
 
 
 @given(ships, ships)
-def test_two_records_share_a_key_only_if_they_mean_the_same(one, two):
+def test_only_equal_records_have_equal_keys(one, two):
     assert (content_key(one) == content_key(two)) == (encode(one) == encode(two) and repr(one) == repr(two))
 
 
-def test_a_key_does_not_depend_on_the_order_of_names_and_is_long():
+def test_a_key_does_not_depend_on_the_order_of_names():
     assert content_key({"a": 1, "b": 2}) == content_key({"b": 2, "a": 1})
     assert len(content_key({})) == KEY_LENGTH == 32
 
@@ -143,14 +133,14 @@ def test_a_key_is_the_same_on_every_machine():
     assert content_key(MLM(0.4)) == "9bfb2707ab8fecab8d7cd79bcaffe638"
 
 
-def test_a_value_that_json_cannot_say_has_no_key():
+def test_nan_has_no_key():
     with pytest.raises(ValueError):
         content_key({"a": float("nan")})
 
 
-def test_a_field_that_came_later_changes_no_key_at_its_default():
-    plain, told = Classify("{text}", ("a", "b")), Classify("{text}", ("1", "0"), numbered=True)
+def test_an_added_field_changes_no_key_at_its_default():
+    plain, numbered = Classify("{text}", ("a", "b")), Classify("{text}", ("1", "0"), numbered=True)
     assert "numbered" not in encode(plain)
-    assert encode(told)["numbered"] is True
-    assert decode(encode(told)) == told
+    assert encode(numbered)["numbered"] is True
+    assert decode(encode(numbered)) == numbered
     assert decode(encode(plain)) == plain

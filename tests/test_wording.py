@@ -1,42 +1,36 @@
-"""Numbers are said in three digits and a unit, also right below the next unit."""
+"""Words that the project gave up for the field's own (docs/glossary.md has those it uses) do not return."""
 
-import pytest
+import re
+from pathlib import Path
 
-from biphase.text import counted, printable, short, si
-
-
-def test_a_word_may_have_a_plural_of_its_own():
-    assert [counted(one, "query", "queries") for one in (1, 2)] == ["1 query", "2 queries"]
-    assert counted(2, "training job") == "2 training jobs"
-
-
-@pytest.mark.parametrize(
-    ("value", "unit", "count"),
-    [
-        (0, "0 ", "0"),
-        (128, "128 ", "128"),
-        (999.7, "1 k", "1k"),
-        (12_345, "12.3 k", "12.3k"),
-        (999_960, "1 M", "1M"),
-        (99_090_432_000, "99.1 G", "99.1B"),
-        (1.15e12, "1.15 T", "1.15T"),
-        (float("nan"), "? ", "?"),
-    ],
-)
-def test_a_number_has_three_digits_and_a_unit(value, unit, count):
-    assert (si(value), short(value)) == (unit, count)
+ROOT = Path(__file__).parents[1]
+# A word of an identifier counts too: its parts are separated by underscores.
+OLD = {
+    r"parcels?": "archive",
+    r"receipts?": "metadata only",
+    r"leaf": "trial",
+    r"manners?": "runtime options",
+    r"sights?": "attention pattern",
+    r"unsound": "nonfinite",
+    r"aback": "transposed copy",
+    r"attendance": "worker registry",
+}
+OLDER_STORES = {"store.py", "exactness.md"}  # these name the folders of older versions
+NOT_YET = {
+    "pretrain.py",
+    "prices.py",
+    "testing.md",
+    "reliability.md",
+}  # renamed on other branches: then empty this
 
 
-@pytest.mark.parametrize(
-    ("text", "shown"),
-    [
-        ("two\nlines\tand ünïcode 漢字 →", "two\nlines\tand ünïcode 漢字 →"),
-        ("\x1b]0;owned\x07\x1b[2J", r"\x1b]0;owned\x07\x1b[2J"),
-        ("over\rwritten \x7f \x9b31m", r"over\rwritten \x7f \x9b31m"),
-        ("\u202egpj.exe \u2066", r"\u202egpj.exe \u2066"),
-        ("half \ud800", r"half \ud800"),
-    ],
-)
-def test_a_terminal_is_given_nothing_to_act_upon(text, shown):
-    assert printable(text) == shown
-    printable(text).encode()
+def test_no_old_word_stands_in_code_or_documentation():
+    found = []
+    for pattern in ("src/**/*.py", "studies/*.py", "docs/*.md", "README.md"):
+        for path in ROOT.glob(pattern):
+            text = path.read_text(encoding="utf-8") if path.name not in OLDER_STORES | NOT_YET else ""
+            for old, new in OLD.items():
+                for match in re.finditer(rf"(?<![a-z])(?:{old})(?![a-z])", text, re.IGNORECASE):
+                    line = text.count("\n", 0, match.start()) + 1
+                    found.append(f"{path.relative_to(ROOT)}:{line}: {match[0]}; write {new}")
+    assert not found, "\n".join(found)

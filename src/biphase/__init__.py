@@ -1,4 +1,4 @@
-"""biphase: the workbench for pretraining text encoders."""
+"""biphase: pretrain text encoders with causal and masked objectives, and measure which is better."""
 
 from biphase import specs
 from biphase.catalog import CATALOG, TASKS
@@ -10,7 +10,7 @@ __all__ = [*specs.__all__, "CATALOG", "CORPORA", "LLAMA3", "SIZES", "TASKS", "__
 
 
 def __getattr__(name: str) -> object:
-    """`load` needs torch, which planning does without: so it is imported when it is asked for."""
+    """Import `load` when it is first used, because it needs torch and planning does not."""
     if name != "load":
         raise AttributeError(f"module 'biphase' has no attribute {name!r}")
     from biphase.models.backbone import load

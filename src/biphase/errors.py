@@ -1,13 +1,5 @@
 """The exceptions that biphase raises on purpose.
 
-    BiphaseError
-      ├─ SpecError     the study is invalid; names the file, the field and the nearest known name
-      ├─ DataError     a corpus, tokenizer or shard is absent, malformed or changed
-      ├─ StoreError    a folder of the store is damaged or belongs to another result
-      ├─ ModelError    a model does not support what is requested
-      ├─ TrainingError a run cannot continue (nonfinite losses, a missing hardware feature)
-      └─ ClusterError  Slurm is not installed, does not answer or rejects a request
-
 Each message is one line that says what is wrong and where, and ends with what to type next.
 """
 
@@ -22,7 +14,7 @@ class BiphaseError(Exception):
 
 
 class SpecError(BiphaseError):
-    """The study is invalid."""
+    """The study is invalid; the message names the file, the field and the nearest known name."""
 
 
 class DataError(BiphaseError):
@@ -38,7 +30,7 @@ class ModelError(BiphaseError):
 
 
 class TrainingError(BiphaseError):
-    """A run cannot continue."""
+    """A run cannot continue: nonfinite losses, or a missing hardware feature."""
 
 
 class ClusterError(BiphaseError):
@@ -47,7 +39,7 @@ class ClusterError(BiphaseError):
 
 def nearest(name: str, known: Iterable[str]) -> str:
     """Return a hint for an unknown `name`: the closest known name, or all of them."""
-    names = [str(one) for one in known]
+    names = [str(other) for other in known]
     close = get_close_matches(str(name), names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(names)}"
 

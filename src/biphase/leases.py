@@ -50,8 +50,6 @@ from typing import Any
 from biphase.errors import StoreError
 from biphase.store import read_file, sweep
 
-PR_SET_PDEATHSIG = 1  # option of Linux's prctl
-
 
 @dataclass(frozen=True)
 class Holder:
@@ -77,11 +75,10 @@ class Holder:
 
 def machine() -> tuple[str, str, str]:
     """Return host, boot id and process-id namespace: if all three are equal, process ids can be compared."""
-    boot = _text("/proc/sys/kernel/random/boot_id")
-    try:
+    boot = namespace = ""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         namespace = os.readlink("/proc/self/ns/pid")  # noqa: PTH115 (a name, not a path)
-    except OSError:
-        namespace = ""
     return socket.gethostname(), boot, namespace
 
 
@@ -114,12 +111,12 @@ def has_open(pid: int, path: Path) -> bool | None:
     The holder of a lease keeps its file open, so this exposes a lease file that names an unrelated process.
     """
     try:
-        wanted, handles = path.stat(), list(Path(f"/proc/{pid}/fd").iterdir())
+        file, handles = path.stat(), list(Path(f"/proc/{pid}/fd").iterdir())
     except OSError:
         return None
     for handle in handles:
         with contextlib.suppress(OSError):  # closed in the meantime
-            if os.path.samestat(wanted, handle.stat()):
+            if os.path.samestat(file, handle.stat()):
                 return True
     return False
 
@@ -133,20 +130,15 @@ def parse(raw: bytes | None) -> Holder | None:
         return None
     texts = (holder.owner, holder.host, holder.boot, holder.namespace, holder.started, holder.since)
     # A pid of 0 or below addresses a process group, or every process.
-    sound = type(holder.pid) is int and 0 < holder.pid < 2**31 and all(isinstance(one, str) for one in texts)
-    return holder if sound else None
+    valid = (
+        type(holder.pid) is int and 0 < holder.pid < 2**31 and all(isinstance(text, str) for text in texts)
+    )
+    return holder if valid else None
 
 
 def owner_of(raw: bytes | None) -> str:
     holder = parse(raw)
     return holder.owner if holder else ""
-
-
-def _text(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
 
 
 def descendants(pid: int) -> list[int]:
@@ -156,22 +148,22 @@ def descendants(pid: int) -> list[int]:
         with contextlib.suppress(OSError, ValueError, IndexError):
             after_name = path.read_text(errors="replace").rpartition(")")[2].split()
             children.setdefault(int(after_name[1]), []).append(int(path.parent.name))
-    found: list[int] = []
-    waiting = [pid]
-    while waiting:
-        young = children.get(waiting.pop(), [])
-        found += young
-        waiting += young
-    return found
+    pids = [pid]
+    for parent in pids:  # grows while it is read
+        pids += children.get(parent, [])
+    return pids[1:]
 
 
 def end_with_parent() -> None:
     """Have the kernel send SIGTERM to this process when its parent dies (Linux only), so that it is not orphaned."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        set_parent_death_signal = 1  # PR_SET_PDEATHSIG
+        ctypes.CDLL(None).prctl(set_parent_death_signal, signal.SIGTERM)
 
 
 # ---------------------------------------------------------------- leases
+
+
 SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
 DEBRIS_SECONDS = (
@@ -241,13 +233,7 @@ class Lease:
                 return
             self._released = True
             os.close(self._handle)
-        self._leases._forget(self)
-        with (
-            contextlib.suppress(FileNotFoundError),
-            self._leases._serialised(),
-        ):  # the whole store may have been deleted
-            if owner_of(_read(self._path)) == self.owner:
-                self._leases._withdraw(self._path, lambda raw: owner_of(raw) == self.owner)
+        self._leases._released(self)
 
     def __enter__(self) -> Lease:
         return self
@@ -285,7 +271,9 @@ class Leases:
         if os.getpid() != self._pid:
             self._start_afresh()
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._sweep()
+        if not self._swept:  # once per process: files that killed processes left behind
+            self._swept = True
+            sweep(self.folder, f"*{SUFFIX}.*", DEBRIS_SECONDS)  # *.draft and *.withdrawn
         path = self.folder / f"{key}{SUFFIX}"
         raw = _read(path)
         if raw is not None:
@@ -294,15 +282,21 @@ class Leases:
                 return None
         lease = self._create(path, key)
         if lease:
-            self._keep(lease)
+            with self._guard:
+                self._seen.pop(key, None)
+                self._held.append(lease)
+                if self._heart is None:
+                    self._heart = threading.Thread(
+                        target=self._beat_while_held, name="lease-beats", daemon=True
+                    )
+                    self._heart.start()
         return lease
 
     def holders(self) -> dict[str, Holder]:
         """Return the current holder of each key. A lease that cannot be parsed has no entry."""
-        found = {
-            path.name.removesuffix(SUFFIX): parse(_read(path)) for path in self.folder.glob(f"*{SUFFIX}")
-        }
-        return {key: holder for key, holder in sorted(found.items()) if holder}
+        paths = sorted(self.folder.glob(f"*{SUFFIX}"))
+        holders = {path.name.removesuffix(SUFFIX): parse(_read(path)) for path in paths}
+        return {key: holder for key, holder in holders.items() if holder}
 
     def takeovers(self) -> list[dict[str, Any]]:
         """Return every steal so far, oldest first: each is a job that may have been computed twice."""
@@ -328,7 +322,7 @@ class Leases:
         return "silent" if still >= self.stale_seconds else ""
 
     def _steal(self, path: Path, key: str, raw: bytes, reason: str) -> bool:
-        with self._serialised():
+        with self._locked():
             if _read(path) != raw or not self._withdraw(path, lambda stolen: stolen == raw):
                 return False
             holder = parse(raw)
@@ -341,17 +335,21 @@ class Leases:
                 "beats": holder.beats if holder else 0,
             }
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
-            with contextlib.suppress(
-                OSError
-            ):  # the log is informational: an unusable log must not stop the steal
+            with contextlib.suppress(OSError):  # an unusable log must not stop the steal
                 log = os.open(self.folder / TAKEOVERS, flags, 0o644)
-                try:
-                    os.write(
-                        log, (json.dumps(event) + "\n").encode()
-                    )  # one write, so that lines do not interleave
+                try:  # one write, so that lines do not interleave
+                    os.write(log, (json.dumps(event) + "\n").encode())
                 finally:
                     os.close(log)
         return True
+
+    def _released(self, lease: Lease) -> None:
+        """Stop beating a lease that was released, and remove its file if it is still its own."""
+        with self._guard:
+            self._held = [held for held in self._held if held is not lease]
+        with contextlib.suppress(FileNotFoundError), self._locked():  # the store may have been deleted
+            if owner_of(_read(lease._path)) == lease.owner:
+                self._withdraw(lease._path, lambda raw: owner_of(raw) == lease.owner)
 
     def _withdraw(self, path: Path, expected: Callable[[bytes], bool]) -> bool:
         """Rename a lease file away and delete it; put it back if its content was not the expected one."""
@@ -361,15 +359,15 @@ class Leases:
         except FileNotFoundError:
             return False
         raw = _read(grave)
-        right = raw is not None and expected(raw)
-        if not right:
+        ours = raw is not None and expected(raw)
+        if not ours:
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 _link(grave, path)
         if grave.is_dir() and not grave.is_symlink():
             shutil.rmtree(grave, ignore_errors=True)
         else:
             grave.unlink(missing_ok=True)
-        return right
+        return ours
 
     def _create(self, path: Path, key: str) -> Lease | None:
         owner = uuid.uuid4().hex
@@ -400,18 +398,6 @@ class Leases:
                 os.close(handle)
         return Lease(key, owner, path, handle, self) if ours else None
 
-    def _keep(self, lease: Lease) -> None:
-        with self._guard:
-            self._seen.pop(lease.key, None)
-            self._held.append(lease)
-            if self._heart is None:
-                self._heart = threading.Thread(target=self._beat_while_held, name="lease-beats", daemon=True)
-                self._heart.start()
-
-    def _forget(self, lease: Lease) -> None:
-        with self._guard:
-            self._held = [one for one in self._held if one is not lease]
-
     def _beat_while_held(self) -> None:
         while True:
             time.sleep(self.beat_seconds)
@@ -424,15 +410,15 @@ class Leases:
                 lease.beat()
 
     @contextlib.contextmanager
-    def _serialised(self) -> Generator[None]:
+    def _locked(self) -> Generator[None]:
         """Let one process at a time steal or release, where the file system has locks.
 
         Waits at most LOCK_SECONDS, so that a process stuck with the lock cannot block the others.
         """
         try:
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as wrong:
-            if wrong.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
+        except OSError as error:
+            if error.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
                 raise
             yield  # .lock is a link, a socket or a folder: go on without a lock
             return
@@ -450,12 +436,6 @@ class Leases:
         finally:
             os.close(handle)  # also releases the lock
 
-    def _sweep(self) -> None:
-        """Remove files that killed processes left behind, once per process."""
-        if not self._swept:
-            self._swept = True
-            sweep(self.folder, f"*{SUFFIX}.*", DEBRIS_SECONDS)  # *.draft and *.withdrawn
-
 
 def _read(path: Path) -> bytes | None:
     """Return a lease file's bytes, or None if there is none.
@@ -466,8 +446,8 @@ def _read(path: Path) -> bytes | None:
         return read_file(path)
     except FileNotFoundError:
         return FOREIGN if path.is_symlink() else None
-    except OSError as wrong:
-        if wrong.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+    except OSError as error:
+        if error.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO):
             return FOREIGN
         raise
 

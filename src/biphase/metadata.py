@@ -71,7 +71,7 @@ def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 def _each(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     """Return a check for a JSON object all of whose values pass `check`."""
-    return lambda value: isinstance(value, dict) and all(check(one) for one in value.values())
+    return lambda value: isinstance(value, dict) and all(check(item) for item in value.values())
 
 
 def _object(value: Any) -> bool:
@@ -85,7 +85,7 @@ _CARD: Shape = {
     "fingerprint": is_key,
     "tokenizer_fingerprint": is_key,
     **dict.fromkeys(("vocab", "eos_id", "mask_id", "train_tokens", "heldout_tokens"), count),
-    "special_ids": lambda value: isinstance(value, list) and all(count(one) for one in value),
+    "special_ids": lambda value: isinstance(value, list) and all(count(item) for item in value),
     "unigram_entropy": amount,
 }
 _CHECKPOINT: Shape = {
@@ -127,9 +127,7 @@ _TRIAL: Shape = {
     "machine": _each(text),
     "training?": is_key,
     "steps?": count,
-    "baselines?": _each(
-        lambda value: _object(value) and all(_fits(one, _BASELINE) for one in value.values())
-    ),
+    "baselines?": _each(_each(lambda value: _fits(value, _BASELINE))),
     "constant?": lambda value: _each(text)(value) and set(value) <= set(PARTS),
 }
 
@@ -156,44 +154,44 @@ def _fits(value: Any, shape: Shape) -> bool:
     return False
 
 
-def check_card(about: Any, key: str) -> dict[str, Any]:
+def check_card(card: Any, key: str) -> dict[str, Any]:
     """Check the card of a tokenized corpus, and that `key` is the key of what it describes."""
-    _fit(about, _CARD, "")
-    corpus = decode(about["corpus"])
-    made_from = about["fingerprint"], about["tokenizer_fingerprint"]
-    if not isinstance(corpus, Corpus) or data_key(corpus, *made_from) != key:
+    _fit(card, _CARD, "")
+    corpus = decode(card["corpus"])
+    fingerprints = card["fingerprint"], card["tokenizer_fingerprint"]
+    if not isinstance(corpus, Corpus) or data_key(corpus, *fingerprints) != key:
         raise StoreError(f"it is not the card of the corpus {key}")
-    return about
+    return card
 
 
-def check_checkpoint(about: Any, key: str) -> dict[str, Any]:
-    _fit(about, _CHECKPOINT, "")
-    if about["key"] != key or about["run"].get("kind") != Pretrain.__name__:
+def check_checkpoint(checkpoint: Any, key: str) -> dict[str, Any]:
+    _fit(checkpoint, _CHECKPOINT, "")
+    if checkpoint["key"] != key or checkpoint["run"].get("kind") != Pretrain.__name__:
         raise StoreError(f"it is not of the checkpoint {key}")
-    return about
+    return checkpoint
 
 
-def check_line(about: Any) -> dict[str, Any]:
-    _fit(about, _LINE, "")
-    return about
+def check_line(line: Any) -> dict[str, Any]:
+    _fit(line, _LINE, "")
+    return line
 
 
-def check_trial(about: Any, key: str) -> dict[str, Any]:
+def check_trial(trial: Any, key: str) -> dict[str, Any]:
     """Check a trial: its metrics must be those of its task family, and every score must lie in its range."""
-    _fit(about, _TRIAL, "")
-    if about["key"] != key:
+    _fit(trial, _TRIAL, "")
+    if trial["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
-    family = _FAMILIES.get(about["task"]["form"]["kind"])
-    if family is None or about["metric"] != family.selects.get(about["finetune"]["protocol"]):
-        raise StoreError(f"metric is {about['metric'][:40]!r}")
+    family = _FAMILIES.get(trial["task"]["form"]["kind"])
+    if family is None or trial["metric"] != family.selects.get(trial["finetune"]["protocol"]):
+        raise StoreError(f"metric is {trial['metric'][:40]!r}")
     for part in PARTS:
-        if about["metric"] not in about["scores"][part]:
-            raise StoreError(f"scores.{part} lacks {about['metric']}")
-        for name, score in about["scores"][part].items():
+        if trial["metric"] not in trial["scores"][part]:
+            raise StoreError(f"scores.{part} lacks {trial['metric']}")
+        for name, score in trial["scores"][part].items():
             low, high = RANGES.get(name, (0.0, 1.0))
             if name not in family.metrics or not low - ROUNDING <= score <= high + ROUNDING:
                 raise StoreError(f"scores.{part}.{name[:40]} is {score}, and goes from {low:g} to {high:g}")
-    return about
+    return trial
 
 
 # ---------------------------------------------------------------- per-example values of a trial
@@ -258,36 +256,36 @@ def check_arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
 # ---------------------------------------------------------------- files of the store
 
 
-def read_card(place: Path) -> dict[str, Any]:
-    return _read(place, CARD, lambda content: check_card(json.loads(content), place.name))
+def read_card(folder: Path) -> dict[str, Any]:
+    return _read(folder, CARD, lambda content: check_card(json.loads(content), folder.name))
 
 
-def read_checkpoint_file(place: Path) -> dict[str, Any]:
-    return _read(place, CHECKPOINT, lambda content: check_checkpoint(json.loads(content), place.name))
+def read_checkpoint_file(folder: Path) -> dict[str, Any]:
+    return _read(folder, CHECKPOINT, lambda content: check_checkpoint(json.loads(content), folder.name))
 
 
-def read_trial_file(place: Path) -> dict[str, Any]:
-    return _read(place, TRIAL, lambda content: check_trial(json.loads(content), place.name))
+def read_trial_file(folder: Path) -> dict[str, Any]:
+    return _read(folder, TRIAL, lambda content: check_trial(json.loads(content), folder.name))
 
 
-def read_lines(place: Path, holding: bytes = b"") -> list[dict[str, Any]]:
+def read_lines(folder: Path, holding: bytes = b"") -> list[dict[str, Any]]:
     """Read the metrics of a checkpoint; with `holding`, parse only the lines that contain those bytes.
 
     The filter saves parsing a long training curve for a few lines.
     """
     return _read(
-        place,
+        folder,
         LINES,
         lambda content: [check_line(json.loads(line)) for line in io.BytesIO(content) if holding in line],
     )
 
 
-def _read(place: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
-    content = read_verified(place, name)
+def _read(folder: Path, name: str, parse: Callable[[bytes], Any]) -> Any:
+    content = read_verified(folder, name)
     try:
         return parse(content)
-    except WRONG as wrong:
-        why = one_line(wrong)[:200]
+    except WRONG as error:
+        why = one_line(error)[:200]
         raise StoreError(
-            f"{place / name} is not as biphase writes it ({why}); remove {place} and run the study again"
+            f"{folder / name} is not as biphase writes it ({why}); remove {folder} and run the study again"
         ) from None

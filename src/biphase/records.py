@@ -44,54 +44,51 @@ def added(default: Any) -> Any:
 @dataclass_transform(frozen_default=True, field_specifiers=(field, added))
 def record(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, validated dataclass and register its name for `decode`."""
-    made = dataclass(frozen=True)(cls)
-    plain_init = made.__init__
-    known = [f.name for f in fields(made)]
+    kind = dataclass(frozen=True)(cls)
+    plain_init = kind.__init__
+    names = [f.name for f in fields(kind)]
 
     @functools.wraps(plain_init)
     def __init__(self: Any, *args: Any, **named: Any) -> None:
         for name in named:
-            if name not in known:
-                raise SpecError(f"{cls.__name__} has no field {name!r}; {nearest(name, known)}")
+            if name not in names:
+                raise SpecError(f"{cls.__name__} has no field {name!r}; {nearest(name, names)}")
         try:
             plain_init(self, *args, **named)
-        except TypeError as wrong:
+        except TypeError as error:
             raise SpecError(
-                f"{cls.__name__}: {str(wrong).split('() ')[-1]}; it takes {', '.join(known)}"
+                f"{cls.__name__}: {str(error).split('() ')[-1]}; it takes {', '.join(names)}"
             ) from None
         _check(self)
 
-    made.__init__ = __init__
-    _KINDS[cls.__name__] = made
-    return made
+    kind.__init__ = __init__
+    _KINDS[cls.__name__] = kind
+    return kind
 
 
-def _check(made: Any) -> None:
-    settle = getattr(made, "settle", None)
+def _check(value: Any) -> None:
+    settle = getattr(value, "settle", None)
     if settle:  # fill in derived fields before they are checked
         try:
             settle()
-        except (
-            TypeError,
-            AttributeError,
-        ):  # caused by a field of the wrong type: report that field if there is one
-            _fit_fields(made, {f.name for f in fields(made) if getattr(made, f.name) is not None})
+        except (TypeError, AttributeError):  # a field has the wrong type: report it
+            _fit_fields(value, {f.name for f in fields(value) if getattr(value, f.name) is not None})
             raise
-    _fit_fields(made, set(_hints(type(made))))
-    check = getattr(made, "check", None)
+    _fit_fields(value, set(_hints(type(value))))
+    check = getattr(value, "check", None)
     if check:
         check()
 
 
-def _fit_fields(made: Any, names: set[str]) -> None:
-    for name, kind in _hints(type(made)).items():
-        value = getattr(made, name)
+def _fit_fields(instance: Any, names: set[str]) -> None:
+    for name, kind in _hints(type(instance)).items():
+        value = getattr(instance, name)
         try:
             if name in names:
-                object.__setattr__(made, name, _fit(value, kind))
+                object.__setattr__(instance, name, _fit(value, kind))
         except ValueError:
             raise SpecError(
-                f"{type(made).__name__}.{name} must be {_words(kind)}, not {value!r}{_example(kind)}"
+                f"{type(instance).__name__}.{name} must be {_describe(kind)}, not {value!r}{_example(kind)}"
             ) from None
 
 
@@ -125,7 +122,7 @@ def _fit(value: Any, kind: Any) -> Any:
         if inner[-1] is not Ellipsis and len(inner) != len(value):
             raise ValueError
         kinds = inner if inner[-1] is not Ellipsis else (inner[0],) * len(value)
-        return tuple(_fit(one, each) for one, each in zip(value, kinds, strict=True))
+        return tuple(_fit(item, inner_kind) for item, inner_kind in zip(value, kinds, strict=True))
     if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
         if not math.isfinite(value):
             raise ValueError
@@ -139,23 +136,24 @@ def _fit(value: Any, kind: Any) -> Any:
     raise ValueError
 
 
-def _words(kind: Any) -> str:
+def _describe(kind: Any) -> str:
     """Return a readable description of an annotation."""
     origin = get_origin(kind)
     if origin in (Union, types.UnionType):
-        return " or ".join(_words(one) for one in get_args(kind))
+        return " or ".join(_describe(option) for option in get_args(kind))
     if origin is Literal:
-        return " or ".join(repr(one) for one in get_args(kind))
+        return " or ".join(repr(option) for option in get_args(kind))
     if origin is tuple:
         inner = get_args(kind)
-        return f"a tuple of {_words(inner[0])}" if inner[-1] is Ellipsis else f"{len(inner)} values"
-    return {
+        return f"a tuple of {_describe(inner[0])}" if inner[-1] is Ellipsis else f"{len(inner)} values"
+    plain = {
         int: "a whole number",
         float: "a number",
         str: "a text",
         bool: "True or False",
         type(None): "None",
-    }.get(kind, getattr(kind, "__name__", str(kind)))
+    }
+    return plain.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _example(kind: Any) -> str:
@@ -164,14 +162,14 @@ def _example(kind: Any) -> str:
     if not inner or not is_dataclass(inner[0]):
         return ""
     needed = [f.name for f in fields(inner[0]) if f.default is MISSING]
-    return f"; write {_words(inner[0])}({', '.join(needed)})"
+    return f"; write {_describe(inner[0])}({', '.join(needed)})"
 
 
 class ByName(dict[str, T]):
     """A dict whose error for an unknown name suggests the nearest known one."""
 
-    def __init__(self, what: str, known: Mapping[str, T]) -> None:
-        super().__init__(known)
+    def __init__(self, what: str, values: Mapping[str, T]) -> None:
+        super().__init__(values)
         self.what = what
 
     def __missing__(self, name: str) -> T:
@@ -181,10 +179,10 @@ class ByName(dict[str, T]):
 def encode(value: Any) -> Any:
     """Convert a record to JSON values; each record becomes an object with its class name as `kind`."""
     if is_dataclass(value) and not isinstance(value, type):
-        told = (f for f in fields(value) if "added" not in f.metadata or getattr(value, f.name) != f.default)
-        return {"kind": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in told}
+        shown = (f for f in fields(value) if "added" not in f.metadata or getattr(value, f.name) != f.default)
+        return {"kind": type(value).__name__} | {f.name: encode(getattr(value, f.name)) for f in shown}
     if isinstance(value, (tuple, list)):
-        return [encode(one) for one in value]
+        return [encode(item) for item in value]
     return value
 
 
@@ -195,14 +193,14 @@ def decode(data: Any) -> Any:
         kind = named.pop("kind", None)
         if not isinstance(kind, str) or kind not in _KINDS:
             raise SpecError(f"there is no record {kind!r}; {nearest(str(kind), _KINDS)}")
-        return _KINDS[kind](**{name: decode(one) for name, one in named.items()})
+        return _KINDS[kind](**{name: decode(item) for name, item in named.items()})
     if isinstance(data, list):
-        return tuple(decode(one) for one in data)
+        return tuple(decode(item) for item in data)
     return data
 
 
 def is_key(value: Any) -> bool:
-    """Does this read like a key? Folders of results are named by keys; other names are not the store's."""
+    """Return whether a value has the form of a key. Folders of results are named by keys; others are ignored."""
     return isinstance(value, str) and _KEY.fullmatch(value) is not None
 
 

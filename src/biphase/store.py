@@ -56,9 +56,7 @@ class Store:
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"
         self.verify = False  # hash inputs again even if their hashes are cached
-        self.hashed: dict[
-            str, list[int]
-        ] = {}  # path → stamp of the inputs that this process has hashed itself
+        self.hashed: dict[str, list[int]] = {}  # path → stamp, of the inputs that this process has hashed
 
     @classmethod
     def open(cls, root: Path | str) -> Store:
@@ -83,7 +81,7 @@ class Store:
         """
         if self.knows(folder):
             return ""
-        return next((debris(one) for one in (folder, self.metadata_of(folder)) if _occupied(one)), "")
+        return next((debris(path) for path in (folder, self.metadata_of(folder)) if _occupied(path)), "")
 
     def refuse_debris(self, folder: Path) -> None:
         """Raise StoreError if other files occupy the path: call this before computing a result to publish there."""
@@ -92,10 +90,10 @@ class Store:
 
     def named(self, folder: Path, digits: str) -> list[str]:
         """Return the keys that start with `digits` in one folder of this store, e.g. `checkpoints` or `trials`."""
-        found = sorted(place for place in folder.glob(f"{digits}*") if is_key(place.name))
-        for place in found if digits else ():
-            self.refuse_debris(place)
-        return [place.name for place in found if self.has(place)]
+        folders = sorted(path for path in folder.glob(f"{digits}*") if is_key(path.name))
+        for path in folders if digits else ():
+            self.refuse_debris(path)
+        return [path.name for path in folders if self.has(path)]
 
     def metadata_of(self, folder: Path) -> Path:
         """Return the path of a result's metadata-only copy: its small files under a manifest of their own.
@@ -104,11 +102,10 @@ class Store:
         """
         return self.metadata / folder.parent.name / folder.name
 
-    def told(self, folder: Path) -> Path:
+    def readable(self, folder: Path) -> Path:
         """Return the folder to read a result's metadata from: the result itself, else its metadata-only copy."""
-        return (
-            folder if self.has(folder) or not self.has(self.metadata_of(folder)) else self.metadata_of(folder)
-        )
+        copy = self.metadata_of(folder)
+        return copy if not self.has(folder) and self.has(copy) else folder
 
     def knows(self, folder: Path) -> bool:
         """Return whether the store holds the result or a metadata-only copy of it."""
@@ -138,36 +135,36 @@ class Store:
             shutil.rmtree(grave, ignore_errors=True)
 
 
-def publish(built: Path, place: Path, known: dict[str, Any] | None = None) -> bool:
-    """Hash a finished folder's files, write its manifest and rename it to `place`.
+def publish(built: Path, folder: Path, hashed: dict[str, Any] | None = None) -> bool:
+    """Hash the files of a finished folder `built`, write its manifest and rename it to `folder`.
 
-    Returns False and changes nothing at `place` if the result is already there. `known` holds the manifest entries of
-    files that were hashed and synced to disk while they were written.
+    Returns False and changes nothing if the result is already there. `hashed` holds the manifest entries of files that
+    were hashed and synced to disk while they were written.
     """
-    entries = {}
+    entries = dict(hashed or {})
     for path in sorted(path for path in built.rglob("*") if path != built / MANIFEST):
         name = path.relative_to(built).as_posix()
-        if known and name in known:
-            entries[name] = known[name]
+        if name in entries:
             continue
         if path.is_file():
             entries[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
         sync(path)
-    lacking = sorted(set(known or ()) - set(entries))
-    if lacking:
-        raise StoreError(f"{built / lacking[0]} was written and is gone; run again")
-    write_json(built / MANIFEST, {"key": place.name, "files": entries})  # `key_in` reads the key at the start
+    missing = [name for name in entries if not (built / name).is_file()]
+    if missing:
+        raise StoreError(f"{built / missing[0]} was written and is gone; run again")
+    # `key_in` reads the key at the start.
+    write_json(built / MANIFEST, {"key": folder.name, "files": dict(sorted(entries.items()))})
     sync(built)
-    place.parent.mkdir(parents=True, exist_ok=True)
+    folder.parent.mkdir(parents=True, exist_ok=True)
     try:
-        built.rename(place)  # fails if `place` is a folder that contains files
+        built.rename(folder)  # fails if `folder` exists and contains files
     except OSError:
-        if key_in(place) == place.name:
+        if key_in(folder) == folder.name:
             return False
-        if place.exists():
-            raise StoreError(debris(place)) from None
+        if folder.exists():
+            raise StoreError(debris(folder)) from None
         raise
-    sync(place.parent)
+    sync(folder.parent)
     return True
 
 
@@ -175,26 +172,26 @@ _KEY_FIRST = re.compile(rb'\{\s*"key": "([^"\\]+)"')
 _keys_in: dict[str, tuple[list[int], str]] = {}  # path of a manifest → its stamp and the key it contains
 
 
-def key_in(place: Path) -> str:
+def key_in(folder: Path) -> str:
     """Return the key in a folder's manifest, or "" if there is no manifest or it does not begin with a key.
 
     Reads the first 200 bytes only and caches the key until the file changes, since `status` calls this for thousands
     of folders.
     """
-    path = f"{place}/{MANIFEST}"
+    path = f"{folder}/{MANIFEST}"
     try:
         now = stamp(path)
-        known = _keys_in.get(path)
-        if known is None or known[0] != now:
+        cached = _keys_in.get(path)
+        if cached is None or cached[0] != now:
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             try:
-                said = _KEY_FIRST.match(os.read(handle, 200))
+                key = _KEY_FIRST.match(os.read(handle, 200))
             finally:
                 os.close(handle)
-            known = _keys_in[path] = now, said[1].decode() if said else ""
+            cached = _keys_in[path] = now, key[1].decode() if key else ""
     except (OSError, UnicodeDecodeError):
         return ""
-    return known[1]
+    return cached[1]
 
 
 def stamp(path: Path | str) -> list[int]:
@@ -202,75 +199,77 @@ def stamp(path: Path | str) -> list[int]:
 
     The change time and inode are included because a copy can restore the size and the modification time.
     """
-    found = os.stat(path)  # noqa: PTH116 (a string path is faster, and there are thousands of calls)
-    return [found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    facts = os.stat(path)  # noqa: PTH116 (a string path is faster, and there are thousands of calls)
+    return [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
 
 
-def _occupied(place: Path) -> bool:
+def _occupied(path: Path) -> bool:
     """Return whether a path is anything but free or an empty folder, so that publishing there would fail."""
-    return os.path.lexists(place) and (not place.is_dir() or any(place.iterdir()))
+    return os.path.lexists(path) and (not path.is_dir() or any(path.iterdir()))
 
 
-def debris(place: Path) -> str:
+def debris(folder: Path) -> str:
     """Return the error message for files at a result's path that are not that result."""
-    other, remove = key_in(place), f"remove it ({shlex.join(['rm', '-r', str(place)])}) and run again"
-    if other and other != place.name:
-        return f"{place} holds the result of another key, {other}; put it back there ({place.with_name(other)}), or {remove}"
-    return f"{place} holds files but no {MANIFEST} that says whose they are, so it is no result; {remove}"
+    other, remove = key_in(folder), f"remove it ({shlex.join(['rm', '-r', str(folder)])}) and run again"
+    if other and other != folder.name:
+        return f"{folder} holds the result of another key, {other}; put it back there ({folder.with_name(other)}), or {remove}"
+    return f"{folder} holds files but no {MANIFEST} that says whose they are, so it is no result; {remove}"
+
+
+def _damaged(path: Path, folder: Path, problem: str) -> StoreError:
+    return StoreError(f"{path} {problem}; remove {folder} and run the study again")
 
 
 def verify(
-    place: Path, *, contents: bool = True, at_once: int = 1, hashed: Callable[[Path], str] | None = None
+    folder: Path, *, contents: bool = True, at_once: int = 1, hashed: Callable[[Path], str] | None = None
 ) -> dict[str, Any]:
     """Check that every file of a published folder is unchanged, and return the file entries of its manifest.
 
     `contents=False` compares sizes only. `at_once` is the number of hashing threads. `hashed` replaces `sha256`, for
     callers that cache hashes.
     """
-    entries = _entries(place)
+    entries = _entries(folder)
     for name, entry in entries.items():
-        path = place / name
+        path = folder / name
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
-            raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
+            raise _damaged(path, folder, "is missing or cut short")
     with ThreadPoolExecutor(at_once) as pool:  # hashlib releases the GIL
-        hashes = pool.map(hashed or sha256, [place / name for name in entries] if contents else [])
-        for (name, entry), found in zip(entries.items(), hashes, strict=False):
-            if found != entry["sha256"]:
-                raise StoreError(
-                    f"{place / name} has changed since it was written; remove {place} and run the study again"
-                )
+        hashes = pool.map(hashed or sha256, [folder / name for name in entries] if contents else [])
+        for (name, entry), digest in zip(entries.items(), hashes, strict=False):
+            if digest != entry["sha256"]:
+                raise _damaged(folder / name, folder, "has changed since it was written")
     return entries
 
 
-def read_verified(place: Path, name: str) -> bytes:
+def read_verified(folder: Path, name: str) -> bytes:
     """Return the verified content of one file of a published folder.
 
     The file is read once, so the bytes that were hashed are the bytes that are returned.
     """
-    path, entry = place / name, _entries(place).get(name)
+    path, entry = folder / name, _entries(folder).get(name)
     try:
         content = read_file(path)
     except OSError:
         content = b""
     if entry is None or len(content) != entry["bytes"]:
-        raise StoreError(f"{path} is missing or cut short; remove {place} and run the study again")
+        raise _damaged(path, folder, "is missing or cut short")
     if hashlib.sha256(content).hexdigest() != entry["sha256"]:
-        raise StoreError(f"{path} has changed since it was written; remove {place} and run the study again")
+        raise _damaged(path, folder, "has changed since it was written")
     return content
 
 
-def _entries(place: Path) -> dict[str, Any]:
+def _entries(folder: Path) -> dict[str, Any]:
     """Return a manifest's files with their sizes and hashes, after checking that all paths lie inside the folder."""
-    manifest = read_json(place / MANIFEST)
+    manifest = read_json(folder / MANIFEST)
     try:
         key, entries = manifest["key"], manifest["files"]
         if all({"bytes", "sha256"} <= entry.keys() and _inside(name) for name, entry in entries.items()):
-            if key != place.name:
-                raise StoreError(debris(place))
+            if key != folder.name:
+                raise StoreError(debris(folder))
             return entries
     except (TypeError, KeyError, AttributeError):
         pass
-    raise StoreError(f"{place / MANIFEST} is no manifest; remove {place} and run the study again")
+    raise _damaged(folder / MANIFEST, folder, "is no manifest")
 
 
 def _inside(name: str) -> bool:
@@ -284,19 +283,16 @@ def with_checksum(value: dict[str, Any]) -> dict[str, Any]:
 
 
 def read_checked(path: Path) -> dict[str, Any]:
-    """Read a JSON object written by `with_checksum` and verify its checksum.
-
-    An object without a checksum, as earlier versions wrote it, is accepted.
-    """
+    """Read a JSON object written by `with_checksum`; raise StoreError if its checksum is missing or wrong."""
     value = read_json(path)
-    if not isinstance(value, dict) or value.get(CHECKSUM, _checksum(value)) != _checksum(value):
+    checksum = value.pop(CHECKSUM, None) if isinstance(value, dict) else None
+    if checksum is None or checksum != _checksum(value):
         raise StoreError(f"{path} has changed since it was written; remove it and make it again")
-    return {name: one for name, one in value.items() if name != CHECKSUM}
+    return value
 
 
 def _checksum(value: dict[str, Any]) -> str:
-    said = {name: one for name, one in value.items() if name != CHECKSUM}
-    return hashlib.sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -324,7 +320,7 @@ def read_file(path: Path, *, tail: int = 0) -> bytes:
 
     with open(path, "rb", opener=opened) as file:
         if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is no plain file", str(path))
+            raise OSError(errno.EINVAL, "not a regular file", str(path))
         if tail:
             file.seek(max(0, file.seek(0, os.SEEK_END) - tail))
         return file.read()
@@ -334,9 +330,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(read_file(path))
     except FileNotFoundError:
-        raise StoreError(f"{path} is not there") from None
-    except (ValueError, OSError, RecursionError) as wrong:
-        raise StoreError(f"{path} cannot be read ({wrong}); remove its folder and run again") from None
+        raise StoreError(f"{path} does not exist") from None
+    except (ValueError, OSError, RecursionError) as error:
+        raise StoreError(f"{path} cannot be read ({error}); remove its folder and run again") from None
 
 
 def sweep(folder: Path, pattern: str, seconds: float) -> None:
@@ -345,15 +341,15 @@ def sweep(folder: Path, pattern: str, seconds: float) -> None:
     Age is measured against a probe file created in the folder, since the file server's clock may differ from this
     machine's by hours.
     """
-    found = list(folder.glob(pattern))
-    if not found:
+    paths = list(folder.glob(pattern))
+    if not paths:
         return
     probe = folder / f".{uuid.uuid4().hex}.clock"
     with contextlib.suppress(OSError):
         probe.touch()
         now = probe.stat().st_mtime
         probe.unlink()
-        for path in found:
+        for path in paths:
             with contextlib.suppress(OSError):
                 if now - path.stat().st_mtime > seconds:
                     path.unlink()

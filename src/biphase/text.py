@@ -6,14 +6,14 @@ import math
 import re
 
 # Control characters except newline and tab, bidirectional marks, and surrogates.
-_ACTING = re.compile(
+_CONTROL = re.compile(
     r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]"
 )
 
 
 def printable(text: str) -> str:
     """Replace control characters and bidirectional marks by escapes such as \\x1b, so that text is safe to print."""
-    return _ACTING.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+    return _CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 def si(value: float) -> str:
@@ -55,7 +55,7 @@ def no_interval(seeds: int) -> str:
     return "one seed: no interval" if seeds < 2 else "all seeds alike: no interval"
 
 
-def objective_in_words(objective: str) -> str:
+def objective_title(objective: str) -> str:
     """Return the readable name of a held-out loss's objective: mlm40 → "masked 40%"."""
     names = {"clm": "causal", "mlm": "masked", "mntp": "masked, one before"}
     kind = objective.rstrip("0123456789.")
@@ -111,8 +111,8 @@ def interval(low: float, high: float, digits: int = 2, *, sign: bool = False) ->
     """Format an interval as [0.71, 1.09]; "" if a bound is not finite."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
-    say = signed if sign else fixed
-    return f"[{say(low, digits)}, {say(high, digits)}]"
+    number = signed if sign else fixed
+    return f"[{number(low, digits)}, {number(high, digits)}]"
 
 
 def p_value(p: float) -> str:
@@ -126,8 +126,8 @@ def p_value(p: float) -> str:
 
 def p_equals(p: float) -> str:
     """Format a p-value as "p = 0.011" or "p < 0.0001"."""
-    told = p_value(p)
-    return f"p {told}" if told.startswith("<") else f"p = {told}"
+    value = p_value(p)
+    return f"p {value}" if value.startswith("<") else f"p = {value}"
 
 
 def effect(points: float) -> str:

@@ -1,4 +1,4 @@
-"""Which code this is: the version, and the commit where it runs from a git checkout."""
+"""The version of the code, with the commit if it runs from a git checkout."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ __version__ = "0.1.0"
 
 @cache
 def code_version() -> str:
-    """0.1.0, or 0.1.0+2a3f7c4 in a checkout. Changes that were not committed do not show."""
+    """Return 0.1.0, or 0.1.0+2a3f7c4 in a git checkout; uncommitted changes do not show."""
     commit = _commit(Path(__file__).resolve().parents[2] / ".git")
     return f"{__version__}+{commit[:7]}" if commit else __version__
 
 
 def _commit(git: Path) -> str:
-    """The commit that is checked out; read from git's own files, so that git need not be there."""
+    """Return the commit that is checked out, read from git's own files, so that git need not be installed."""
     try:
         head = (git / "HEAD").read_text(encoding="utf-8").strip()
         if not head.startswith("ref: "):

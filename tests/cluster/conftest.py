@@ -69,11 +69,11 @@ def program(name: str) -> str:
 
 def free_ports(count: int) -> list[int]:
     held = [socket.socket() for _ in range(count)]
-    for one in held:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
+    for bound in held:
+        bound.bind(("127.0.0.1", 0))
+    ports = [bound.getsockname()[1] for bound in held]
+    for bound in held:
+        bound.close()
     return ports
 
 
@@ -169,22 +169,22 @@ def _slurm(tmp_path_factory: pytest.TempPathFactory) -> Generator[Slurm]:
     missing = [name for name in (*DAEMONS, *COMMANDS) if not program(name)]
     if missing:
         leave_out(f"no Slurm ({', '.join(missing)} missing): run tests/system-packages as root")
-    made = Slurm(tmp_path_factory.mktemp("slurm"))
+    cluster = Slurm(tmp_path_factory.mktemp("slurm"))
     before = os.environ.get("SLURM_CONF")
     try:
-        made.start()
-        os.environ["SLURM_CONF"] = str(made.config)
+        cluster.start()
+        os.environ["SLURM_CONF"] = str(cluster.config)
         try:
-            wait_until(made.idle, START_SECONDS, "both nodes are idle")
+            wait_until(cluster.idle, START_SECONDS, "both nodes are idle")
         except AssertionError:
-            why = f"Slurm did not start as {getpass.getuser()}:\n{made.why()}"
+            why = f"Slurm did not start as {getpass.getuser()}:\n{cluster.why()}"
             if os.geteuid():
                 leave_out(f"{why}\nit is known to start as root")
             pytest.fail(why, pytrace=False)
-        yield made
-        made.clear()
+        yield cluster
+        cluster.clear()
     finally:
-        made.stop()
+        cluster.stop()
         if before is None:
             os.environ.pop("SLURM_CONF", None)
         else:

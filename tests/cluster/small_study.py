@@ -1,4 +1,4 @@
-"""A study of seven training jobs and some fine-tunings, and what its store must hold in the end."""
+"""A study of seven training jobs and some fine-tunings, and what its store must contain in the end."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ study = Study("fleet", runs=(
     run("mlm", Stage(MLM(0.4), {steps})),
 ), finetune=grid)
 '''
-PIECES = 7
+JOBS = 7
 TRAININGS = 3 * 2  # for each seed
 SHORT = {"steps": 800, "tuning": 10, "seeds": (0,)}
 
@@ -53,20 +53,17 @@ def write_study(folder: Path, source: str, *, steps: int, tuning: int, seeds: tu
 
 
 def biphase(*words: object, code: int = 0, **environment: str) -> str:
-    """A verb as a process; gives what it printed."""
-    done = subprocess.run(
-        [sys.executable, "-m", "biphase", *map(str, words)],
-        capture_output=True,
-        text=True,
-        timeout=900,
-        env=os.environ | environment,
+    """Run a verb in a process; return its output."""
+    command = [sys.executable, "-m", "biphase", *map(str, words)]
+    ended = subprocess.run(
+        command, capture_output=True, text=True, timeout=900, env=os.environ | environment, check=False
     )
-    assert done.returncode == code, done.stderr[-2000:]
-    return done.stdout
+    assert ended.returncode == code, ended.stderr[-2000:]
+    return ended.stdout
 
 
 def contents(store: Path) -> dict[str, object]:
-    """The tensors of every state, and of every trial what it says (but for times and machine) with its values."""
+    """Return hashes of the tensors of every checkpoint, and the scores, losses and values of every trial."""
     found: dict[str, object] = {}
     for place in sorted((store / "checkpoints").iterdir()):
         entries = verify(place)
@@ -80,18 +77,18 @@ def contents(store: Path) -> dict[str, object]:
     return found
 
 
-def told_twice(logs: list[str]) -> list[str]:
-    """The fine-tunings that workers say to have published, where two say so of one."""
+def published_twice(logs: list[str]) -> list[str]:
+    """Return the fine-tunings that two workers report as published."""
     titles = re.findall(r"\d+/\d+ fine-tunings  (.+? · seed \d+) ", "\n".join(logs))
     return [title for title, count in Counter(titles).items() if count > 1]
 
 
 def done(store: Path) -> tuple[int, int]:
-    """Pieces and fine-tunings that are published."""
+    """Return the numbers of training jobs and fine-tunings that are published."""
     shown = json.loads(
         biphase("status", store / "studies" / "fleet" / "plan.json", "--store", store, "--json")
     )
-    return sum(state["standing"] == "done" for state in shown["jobs"]), shown["finetunings"]["done"]
+    return sum(job["standing"] == "done" for job in shown["jobs"]), shown["finetunings"]["done"]
 
 
 def wait_until(claim: Callable[[], object], seconds: float, what: str, poll: float = 0.2) -> object:

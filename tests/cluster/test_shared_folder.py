@@ -1,4 +1,4 @@
-"""Workers that share a folder and nothing else: clocks apart, a slow file system, one that wakes up too late."""
+"""Workers that share only a folder: different clocks, a slow file system, and a worker that is suspended for long."""
 
 import json
 import subprocess
@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from small_study import PIECES, SHORT, TRAININGS, biphase, contents, done, told_twice, write_study
+from small_study import JOBS, SHORT, TRAININGS, biphase, contents, done, published_twice, write_study
 
 DRIVER = Path(__file__).with_name("fleet_driver.py")
 
@@ -24,17 +24,17 @@ def drive(study: Path, store: Path, *, workers: int, stalls: int, seed: int) -> 
 
 
 def is_whole(store: Path, calm: dict[str, object], *, seeds: int) -> None:
-    assert done(store) == (PIECES, seeds * TRAININGS)
+    assert done(store) == (JOBS, seeds * TRAININGS)
     assert contents(store) == calm, "the same bits, and nothing that was left behind"
     published = Counter((store / "published").read_text().split())
     plan = json.loads((store / "studies" / "fleet" / "plan.json").read_text())
-    results = {state["key"] for state in plan["jobs"]} | {path.name for path in (store / "trials").iterdir()}
+    results = {job["key"] for job in plan["jobs"]} | {path.name for path in (store / "trials").iterdir()}
     assert {key: published[key] for key in results} == dict.fromkeys(results, 1), "each once"
-    assert not told_twice([path.read_text() for path in store.glob("*.log")])
+    assert not published_twice([path.read_text() for path in store.glob("*.log")])
     assert not list((store / "leases").glob("*.lease"))
 
 
-def test_a_worker_that_wakes_up_after_its_job_was_taken_over_changes_nothing(corpus, tmp_path, calm):
+def test_a_suspended_worker_whose_job_was_taken_over_changes_nothing(corpus, tmp_path, calm):
     study, store = write_study(tmp_path, corpus.source, **SHORT), tmp_path / "store"
     report = drive(study, store, workers=3, stalls=1, seed=0)
     assert report == {"codes": [0, 0, 0], "taken": 1}
@@ -43,11 +43,9 @@ def test_a_worker_that_wakes_up_after_its_job_was_taken_over_changes_nothing(cor
 
 @pytest.mark.campaign
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_many_that_wake_up_too_late_change_nothing(corpus, tmp_path, seed):
-    study, store = (
-        write_study(tmp_path, corpus.source, steps=3000, tuning=60, seeds=(0, 1, 2)),
-        tmp_path / "store",
-    )
+def test_many_suspended_workers_change_nothing(corpus, tmp_path, seed):
+    study = write_study(tmp_path, corpus.source, steps=3000, tuning=60, seeds=(0, 1, 2))
+    store = tmp_path / "store"
     report = drive(study, store, workers=4, stalls=8, seed=seed)
     assert report["codes"] == [0] * 4
     assert report["taken"] >= 5, report

@@ -1,177 +1,333 @@
-"""Workers as jobs of a real Slurm: submitted, warned, requeued, cancelled, killed, drained; the same bits in the end."""
+"""Slurm without a cluster: profiles, job scripts, the queue, and `run --slurm`, with stand-ins for its commands."""
 
 import json
 import os
-import re
-import signal
+import subprocess
 import time
-from pathlib import Path
 
 import pytest
-from small_study import (
-    PIECES,
-    SHORT,
-    TRAININGS,
-    biphase,
-    contents,
-    done,
-    told_twice,
-    typed,
-    wait_until,
-    write_study,
-)
 
-from biphase.leases import Leases
-from biphase.store import Store
+from biphase.cluster import slurm
+from biphase.cluster.slurm import Job, Profile, Queue, job_name, job_script, read_profile
+from biphase.errors import ClusterError, SpecError
 
-PROFILE = 'partition = "short"\njobs = {jobs}\ngpus = 1\ncpus = 1\ntime = "{time}"\nwarning = "{warning}"\n'
+WHOLE = """
+partition = "gpu"
+account = "proj"
+qos = "long"
+constraint = "a100&nvlink"
+time = "8h"
+warning = "10m"
+gpus = 4
+gpu_type = "a100"
+cpus = 32
+memory = "200G"
+jobs = 6
+sbatch = ["--exclude=node7", "--mail-type=FAIL"]
+setup = ["module load cuda", "export HF_HOME='/scratch/a b'"]
+command = "apptainer exec --nv image.sif biphase"
+"""
+
+
+def program(folder, name, text):
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
 
 
 @pytest.fixture
-def place(slurm, corpus, shards, tmp_path) -> Path:
-    """A folder with the study, a profile, and a store that has the corpus."""
-    write_study(tmp_path, corpus.source, **SHORT)
-    (tmp_path / "slurm.toml").write_text(PROFILE.format(jobs=3, time="10m", warning="10s"))
-    (tmp_path / "store" / "shards").mkdir(parents=True)
-    (tmp_path / "store" / "shards" / shards.name).symlink_to(shards)
-    return tmp_path
+def profile(tmp_path):
+    def write(text: str) -> Profile:
+        path = tmp_path / "slurm.toml"
+        path.write_text(text)
+        return read_profile(path)
+
+    return write
 
 
-def verb(place: Path, name: str, *words: object, code: int = 0) -> str:
-    return biphase(name, place / "fleet.py", "--store", place / "store", *words, code=code)
+def script(profile: Profile, **fields: object) -> str:
+    known = {"study": "my study", "submission": "s1", "jobs": profile.jobs, "arguments": ["run", "a b.json"]}
+    return job_script(profile, **(known | fields))
 
 
-def submit(place: Path) -> str:
-    return verb(place, "run", "--checkpoint", "100", "--slurm", place / "slurm.toml")
+def test_every_field_of_a_profile_is_in_the_script(profile):
+    made = script(profile(WHOLE))
+    options = [line.removeprefix("#SBATCH ") for line in made.splitlines() if line.startswith("#SBATCH")]
+    assert options == [
+        "--exclude=node7", "--mail-type=FAIL", '--job-name="biphase-my_study-s1"', "--array=0-5", "--signal=B:USR1@600", "--requeue", "--open-mode=append",
+        "--nodes=1", "--ntasks=1", '--partition="gpu"', '--account="proj"', '--qos="long"',
+        '--constraint="a100&nvlink"', "--time=480:00", "--gres=gpu:a100:4", "--cpus-per-task=32", "--mem=200G",
+    ]  # fmt: skip
+    assert "module load cuda\nexport HF_HOME='/scratch/a b'\n" in made
+    assert "apptainer exec --nv image.sif biphase run 'a b.json' --processes 4 &\n" in made
+    assert '"${OMP_NUM_THREADS:-8}"' in made
+    assert "export BIPHASE_SUBMISSION=s1\n" in made
 
 
-def logs(place: Path) -> list[str]:
-    return [path.read_text() for path in sorted((place / "store/studies/fleet/slurm").glob("*.log"))]
+def test_an_empty_profile_is_one_job_of_one_process(profile):
+    made = script(profile(""))
+    assert "--array=0-0" in made
+    assert "--gres" not in made
+    assert "--processes" not in made
+    assert "-m biphase run 'a b.json' &" in made
 
 
-def states_there(place: Path) -> int:
-    return len(list((place / "store" / "checkpoints").glob("*/manifest.json")))
+@pytest.mark.parametrize("text", ["", WHOLE])
+def test_bash_parses_the_script(profile, text, tmp_path):
+    path = tmp_path / "job.sh"
+    path.write_text(script(profile(text)))
+    assert subprocess.run(["bash", "-n", path], check=False).returncode == 0
 
 
-def is_whole(place: Path, calm: dict[str, object], seeds: int = 1) -> None:
-    """All is there, once, and as a local run made it; nobody holds anything."""
-    store = place / "store"
-    assert done(store) == (PIECES, seeds * TRAININGS)
-    assert contents(store) == calm
-    assert not told_twice(logs(place))
-    living = [one for one in Leases(store / "leases").holders().values() if one.alive is not False]
-    assert not living
-    workers = Leases(store / "studies" / "fleet" / "workers").holders().values()
-    assert not [one for one in workers if one.alive is not False]
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("8h", 28_800), ("1-12:00:00", 129_600), ("00:20:30", 1230)]
+)
+def test_times_are_written_as_ours_or_as_slurm_s(profile, text, seconds):
+    assert profile(f'time = "{text}"').time_seconds == seconds
 
 
-def test_jobs_are_warned_requeued_stopped_and_submitted_again_and_end_in_the_same_bits(slurm, place, calm):
-    said = submit(place)
-    assert "3 workers" in said
-    assert "biphase stop" in said
-    wait_until(lambda: states_there(place), 120, "a first checkpoint")
-    first, *_ = slurm.jobs("RUNNING")
-    typed("scancel", "--batch", "--signal=USR1", first)  # as Slurm does when the time is nearly up
-    again = submit(place)
-    assert "3 of 3 jobs were there already" in again
-    assert "nothing submitted" in again
-
-    def requeued() -> list[str]:
-        jobs = json.loads(verb(place, "status", "--json"))["slurm"]["jobs"]
-        return [job["id"] for job in jobs if job["restarts"]]
-
-    assert wait_until(requeued, 30, "the warned job went back into the queue") == [first]
-    assert re.search(r"job \d+_\d  running  on n[12]", verb(place, "status"))
-    assert "checkpoints are kept" in verb(place, "stop")  # those that run and the one that waits
-    assert slurm.jobs("PENDING,RUNNING") == []
-    assert "no worker of fleet runs" in verb(place, "stop")
-    assert not (place / "store/studies/fleet/stop.json").exists()
-    assert sum("back into the queue" in log for log in logs(place)) == 1
-    before = done(place / "store")
-    assert before != (PIECES, TRAININGS), "the study was too short to be stopped"
-    submit(place)  # no old request stops these
-    wait_until(lambda: not slurm.jobs(), 120, "all jobs have ended")
-    is_whole(place, calm)
-    assert "nothing to submit" in submit(place)
+@pytest.mark.parametrize(
+    ("text", "fact"),
+    [
+        ('partitions = "gpu"', "'partition'"), ("jobs = 0", "jobs = 1"), ("jobs = -2", "jobs = 1"),
+        ("jobs = true", "jobs"), ('jobs = "4"', "jobs"), ("partition = 3", "partition"),
+        ('partition = "a\\nb"', "partition"), ("partition = 'a\"b'", "partition"),
+        ('time = "8"', "90m"), ('time = "8 hours"', "90m"), ('warning = "soon"', "9m"), ('warning = "0s"', "warning"),
+        ('time = "8m"\nwarning = "5m"', "warning"), ("gpus = 4\nprocesses = 2", "processes = 2"),
+        ('gpu_type = "a100"', "gpus = 1"), ('setup = "module load"', "setup"), ("setup = [1]", "setup"),
+        ('sbatch = ["exclude=node7"]', "exclude=node7"), ('sbatch = ["--array=0-9"]', "'jobs'"),
+        ('sbatch = ["-o out"]', "-o"), ('sbatch = ["-N2"]', "'processes'"), ('sbatch = ["-t5"]', "'time'"),
+        ('sbatch = ["--arr=0-9"]', "'jobs'"), ('sbatch = ["--exclude=node7 --array=0-9"]', "'jobs'"),
+        ("sbatch = ['--comment=\"a']", "--comment"), ('sbatch = ["--"]', "'--'"), ('sbatch = [""]', "''"),
+        ('sbatch = ["--exclude=a\\rb"]', "one line"), ('sbatch = ["--mem=1\\n#SBATCH --array=0-9"]', "one line"),
+        ('memory = "64 G"', 'memory = "64G"'), ('gpus = 1\ngpu_type = "a b"', "gpu_type"),
+        ('partition = "a\\u0000b"', "partition"), ("jobs = ", "slurm.toml"), ("[slurm]\njobs = 1", "'slurm'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_profile_is_refused_in_one_line(profile, text, fact):
+    with pytest.raises(SpecError, match=r"slurm\.toml") as refusal:
+        profile(text)
+    assert fact in str(refusal.value)
+    assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.campaign
-def test_a_job_that_was_requeued_goes_on_where_it_stopped(slurm, place, calm):
-    (place / "slurm.toml").write_text(PROFILE.format(jobs=1, time="10m", warning="10s"))
-    submit(place)
-    wait_until(lambda: states_there(place), 120, "a first checkpoint")
-    typed("scancel", "--batch", "--signal=USR1", slurm.jobs("RUNNING")[0])
-    wait_until(lambda: not slurm.jobs(), 180, "the job has ended", poll=1)
-    (log,) = logs(place)
-    assert log.count("back into the queue") == 1
-    is_whole(place, calm)
+def test_a_missing_or_undecodable_profile_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="write one"):
+        read_profile(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for path in (tmp_path, tmp_path / "bytes.toml"):
+        with pytest.raises(SpecError, match=str(path)):
+            read_profile(path)
 
 
-def test_what_slurm_refuses_is_one_line_and_leaves_no_submission(slurm, place):
-    (place / "slurm.toml").write_text('partition = "nowhere"\n')
-    biphase("run", place / "fleet.py", "--store", place / "store", "--slurm", place / "slurm.toml", code=2)
-    assert not list((place / "store/studies/fleet/slurm").glob("*.sh"))
+def test_job_names_have_no_special_characters():
+    assert job_name("a,b c/é", "s1") == "biphase-a_b_c__-s1"
 
 
-@pytest.mark.campaign
-def test_several_processes_get_a_whole_job_and_requeue_together(slurm, place, corpus):
-    (place / "slurm.toml").write_text('partition = "short"\nprocesses = 2\ntime = "10m"\nwarning = "20s"\n')
-    study = place / "fleet.py"
-    text = study.read_text().replace("finetune=grid", "").replace("300", "3000").replace("600", "6000")
-    study.write_text(text)
-    assert "2 processes in each" in submit(place)
-    wait_until(lambda: states_there(place), 120, "a first checkpoint")
-    job, *_ = slurm.jobs("RUNNING")
-    typed("scancel", "--batch", "--signal=USR1", job)
-    wait_until(lambda: any("back into the queue" in log for log in logs(place)), 60, "requeued")
-    wait_until(lambda: slurm.jobs("RUNNING"), 60, "started again")
-    wait_until(lambda: states_there(place) > 1, 200, "it goes on")
-    assert "checkpoints are kept" in verb(place, "stop")
-    assert slurm.jobs("PENDING,RUNNING") == []
+def test_options_that_resemble_ours_are_allowed(profile):
+    lines = (
+        "--time-min=10",
+        "--ntasks-per-core=1",
+        "-C fast",
+        "--comment='take -n care'",
+        "--wait-all-nodes=1",
+    )
+    assert profile(f"sbatch = {list(lines)!r}".replace("\\'", "'")).sbatch == lines
 
 
-@pytest.mark.campaign
-def test_cancelled_killed_drained_and_out_of_time_a_study_ends_complete(slurm, place, corpus, tmp_path):
-    """Every fault that a cluster has, one after the other, on one study."""
-    write_study(place, corpus.source, steps=6000, tuning=60, seeds=(0, 1, 2, 3))
-    (place / "slurm.toml").write_text(PROFILE.format(jobs=3, time="1m", warning="10s"))
-    store = Store(place / "store")
-    submit(place)
-    wait_until(lambda: states_there(place), 120, "a first checkpoint")
+@pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])
+def test_a_signal_right_after_the_worker_started_reaches_it(profile, tmp_path, monkeypatch, number, requeued):
+    program(tmp_path, "scontrol", "echo $*")
+    program(tmp_path, "worker", "exec sleep 12")
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    at_once = f"trap '[ \"$BASH_COMMAND\" != worker=\\$! ] || kill -{number} $$' DEBUG"
+    path = tmp_path / "job.sh"
+    path.write_text(script(Profile(setup=(at_once,), command="worker")))
+    began = time.monotonic()
+    environment = os.environ | {"SLURM_JOB_ID": "12"}
+    ended = subprocess.run(
+        ["bash", path], env=environment, capture_output=True, text=True, check=False, timeout=20
+    )
+    assert time.monotonic() - began < 8
+    assert ("requeue 12" in ended.stdout) == requeued
+    assert ended.returncode == (0 if requeued else 143)
 
-    typed("scancel", slurm.jobs("RUNNING")[0])  # one worker cancelled: told, then gone
-    wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) == 2, 60, "one job is gone")
 
-    def holders():
-        return [one for one in Leases(store.leases).holders().values() if one.alive]
+# ---------------------------------------------------------------- queue
 
-    for _ in range(2):  # two killed in the middle of a job
-        victim = wait_until(holders, 60, "somebody works")[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        time.sleep(3)
-    wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) <= 1, 60, "their jobs are gone")
 
-    assert "submitted" in submit(place)  # the missing ones again
-    assert len(slurm.jobs("PENDING,RUNNING")) == 3
-    wait_until(lambda: slurm.jobs("RUNNING"), 60, "they work")
-    typed("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
-    wait_until(lambda: any("back into the queue" in log for log in logs(place)), 90, "a time limit struck")
-    shown = verb(place, "status")
-    assert "pending" in shown
-    typed("scontrol", "update", "nodename=n2", "state=resume")
-    wait_until(lambda: len(slurm.jobs("RUNNING")) == 2, 90, "both nodes work again")
-    typed("scontrol", "update", "nodename=n1", "state=down", "reason=test")  # its job is requeued by Slurm
-    time.sleep(5)
-    slurm.resume()
+@pytest.fixture
+def submitted(store):
+    """A store with one submission."""
+    slurm.folder(store, "study").mkdir(parents=True)
+    (slurm.folder(store, "study") / "s1.sh").touch()
+    return store
 
-    def ended():
-        if not slurm.jobs("PENDING,RUNNING"):
-            submit(place)
-        return done(store.root) == (PIECES, 4 * TRAININGS)
 
-    wait_until(ended, 900, "all is computed", poll=2)
-    wait_until(lambda: not slurm.jobs("PENDING,RUNNING"), 60, "the workers see that all is done")
-    assert any("NODE FAILURE" in log for log in logs(place))
-    local = tmp_path / "local"
-    biphase("run", place / "fleet.py", "--store", local, "--quiet")
-    is_whole(place, contents(local), seeds=4)
+@pytest.fixture
+def command(tmp_path, monkeypatch):
+    """Writes a stand-in for one of Slurm's commands; the others are missing."""
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    return lambda name, text: program(tmp_path / "programs", name, text)
+
+
+def test_without_submissions_slurm_is_not_queried(store, command):
+    command("squeue", "exit 1")
+    assert slurm.queue_of(store, "study") == Queue()
+    assert slurm.lines(Queue(), store.root) == []
+
+
+def test_missing_commands_are_named(submitted, command):
+    queue = slurm.queue_of(submitted, "study")
+    assert "squeue" in queue.problem
+    (line,) = slurm.lines(queue, submitted.root)
+    assert line.startswith("  Slurm: squeue")
+    with pytest.raises(ClusterError, match=r"sbatch .*login node"):
+        slurm.submit(Profile(), submitted, "study", jobs=1, arguments=[])
+
+
+def test_an_error_and_a_timeout_of_slurm_are_one_line(submitted, command, monkeypatch):
+    command("squeue", "printf 'slurm_load_jobs error:\\n Unable to contact' >&2; exit 1")
+    assert "slurm_load_jobs error: Unable to contact" in slurm.queue_of(submitted, "study").problem
+    monkeypatch.setattr(slurm, "TIMEOUT", 0.2)
+    command("squeue", "exec /bin/sleep 5")
+    assert "did not answer" in slurm.queue_of(submitted, "study").problem
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "kept"),
+    [("echo 'invalid partition' >&2; exit 1", "invalid partition", 0), ("exec /bin/sleep 5", "did not", 1)],
+    ids=["refused", "timeout"],
+)
+def test_a_submission_is_kept_only_if_it_may_have_worked(store, command, monkeypatch, text, message, kept):
+    command("sbatch", text)
+    monkeypatch.setattr(slurm, "TIMEOUT", 0.5)
+    with pytest.raises(ClusterError, match=message):
+        slurm.submit(Profile(), store, "study", jobs=1, arguments=["run"])
+    assert len(slurm.submissions(store, "study")) == kept
+
+
+def test_jobs_are_listed(submitted, command):
+    command(
+        "squeue",
+        "echo '7_0|RUNNING|None|n1|2|1:00|9:00|biphase-study-s1|'\n"
+        "echo '7_1|PENDING|BeginTime||1|0:00|10:00|biphase-study-s1|'\n"
+        "echo '7_2|COMPLETING|None|n2|0|0:10|9:50|biphase-study-s1|'\n"
+        "echo 'something else'",
+    )
+    queue = slurm.queue_of(submitted, "study")
+    assert [job.id for job in queue.active] == ["7_0", "7_1"]
+    lines = slurm.lines(queue, submitted.root)
+    assert lines[0].startswith("  Slurm: 1 completing, 1 pending, 1 running")
+    assert lines[1] == "    job 7_0  running  on n1 for 1:00, 9:00 left  requeued 2 times"
+    assert lines[2] == "    job 7_1  pending  (BeginTime)  requeued 1 time"
+    assert json.loads(json.dumps(slurm.as_json(queue)))["jobs"][1]["reason"] == "BeginTime"
+
+
+def test_only_named_submissions_are_queried(submitted, command):
+    (slurm.folder(submitted, "study") / "s2.sh").touch()
+    command("squeue", 'for word; do case $word in --name=*) echo "$word" >&2; exit 1;; esac; done')
+    assert "--name=biphase-study-s1,biphase-study-s2" in slurm.queue_of(submitted, "study").problem
+    assert "--name=biphase-study-s2;" in slurm.queue_of(submitted, "study", {"s2"}).problem
+    assert slurm.queue_of(submitted, "study", set()) == Queue()
+
+
+def test_at_most_twelve_jobs_are_listed():
+    job = Job("1_1", "pending", "Priority", "", 0, "0:00", "1:00")
+    lines = slurm.lines(Queue((job,) * 40, submitted=True), "logs")
+    assert len(lines) == 2 + slurm.SHOWN
+    assert "28 more jobs" in lines[-1]
+
+
+# ---------------------------------------------------------------- run --slurm
+
+
+STUDY = """
+from biphase import BPE, CLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
+study = Study("small", (Pretrain("clm", tiny, corpus, (Stage(CLM(), 8),), packing=Chunks(32, 4), batch_tokens=256,
+                                 schedule=WSD(1e-3, 2, 2)),))
+"""
+
+
+@pytest.fixture
+def typed(verb, corpus, store, tmp_path, monkeypatch):
+    """A verb on a small study, on a machine without Slurm."""
+    study = tmp_path / "small.py"
+    study.write_text(STUDY.format(source=corpus.source))
+    (tmp_path / "slurm.toml").write_text("jobs = 2\n")
+    (tmp_path / "nothing").mkdir()
+    monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
+    monkeypatch.chdir(tmp_path)
+    return lambda name, *words: verb(name, study, "--store", store.root, *words)
+
+
+@pytest.mark.parametrize(
+    ("profile", "more", "fact"),
+    [
+        ("partitoin = 'gpu'", (), "'partition'"),
+        ("processes = 9", (), "processes = 8"),
+        ("jobs = 2", ("--processes", "2"), "processes = 2 in slurm.toml"),
+        ("jobs = 2", (), "sbatch"),
+        (None, (), "slurm.toml"),
+    ],
+)
+def test_a_submission_that_cannot_work_is_refused_in_one_line(typed, tmp_path, store, profile, more, fact):
+    path = tmp_path / "slurm.toml"
+    path.write_text(profile) if profile else path.unlink()
+    code, out, err = typed("run", "--slurm", "slurm.toml", *more)
+    assert (code, out) == (2, "")
+    assert fact in err
+    assert len(err.splitlines()) == 1
+    assert not list((store.studies / "small").glob("slurm/*.sh"))
+
+
+def test_a_finished_study_submits_nothing(typed):
+    assert typed("run", "--quiet")[0] == 0
+    code, out, _ = typed("run", "--slurm", "slurm.toml")
+    assert code == 0
+    assert "nothing to submit" in out
+
+
+def test_status_and_stop_work_without_slurm(typed, store):
+    code, out, _ = typed("status")
+    assert code == 0
+    assert "Slurm" not in out
+    assert typed("stop")[:2] == (0, "no worker of small runs\n")
+    (store.studies / "small" / "slurm").mkdir(parents=True)  # submitted elsewhere
+    (store.studies / "small" / "slurm" / "s1.sh").touch()
+    code, out, _ = typed("status")
+    assert code == 0
+    assert "Slurm: squeue" in out
+    code, _, err = typed("stop", "--wait", "1s")
+    assert code == 0
+    assert "Slurm: squeue" in err
+
+
+def test_a_completing_job_counts_as_present(typed, store, tmp_path):
+    (store.studies / "small" / "slurm").mkdir(parents=True)
+    (store.studies / "small" / "slurm" / "s1.sh").touch()
+    program(tmp_path / "nothing", "squeue", "echo '12_0|COMPLETING|None|node1|1|0:10|0:00|'")
+    program(tmp_path / "nothing", "sbatch", "echo 13")
+    code, out, _ = typed("run", "--slurm", "slurm.toml")
+    assert code == 0
+    assert "12_0 (completing)" in out
+    assert "job 13: 1 worker;" in out
+
+
+def test_finished_results_that_match_only_submit_nothing(typed, tmp_path):
+    study = tmp_path / "small.py"
+    study.write_text(
+        study.read_text() + "from dataclasses import replace\n"
+        "study = replace(study, runs=(*study.runs, replace(study.runs[0], name='other', seed=7)))\n"
+    )
+    assert typed("run", "--quiet", "--only", "clm")[0] == 0
+    code, out, _ = typed("run", "--slurm", "slurm.toml", "--only", "clm")
+    assert code == 0
+    assert "--only 'clm'" in out
+    assert "nothing to submit" in out
+    code, _, err = typed("run", "--slurm", "slurm.toml")
+    assert code == 2
+    assert "sbatch" in err

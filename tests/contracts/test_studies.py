@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from biphase import Hub
 from biphase.keys import Identities
 from biphase.papers import papers_of
 from biphase.presets import SIZES, corpus_of
@@ -42,18 +43,12 @@ def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
 def test_every_study_is_printed_on_the_page(path):
     plan = planned(path.stem)
     claims = verdicts.render(verdicts.prospects(plan, None, papers_of(plan.study)))
-    text = render(
-        plan,
-        done=(),
-        tuned=0,
-        bill=Bill("h200", 0.4),
-        command_path=f"studies/{path.name}",
-        claims=claims,
-    )
+    bill = Bill("h200", 0.4)
+    text = render(plan, done=(), tuned=0, bill=bill, command_path=f"studies/{path.name}", claims=claims)
     assert "\n".join(claims) in text
     assert max(map(len, text.splitlines())) <= PAGE
     assert all(name in text for name in plan.results)
-    json.dumps(plan_json(plan, done=(), tuned=0, bill=Bill("h200", 0.4)), allow_nan=False)
+    json.dumps(plan_json(plan, done=(), tuned=0, bill=bill), allow_nan=False)
 
 
 # ---------------------------------------------------------------- the paper
@@ -64,19 +59,10 @@ BASE = {
     f"{size}-{word}-42k" for size in ("210m", "610m", "1b") for word in ("clm", *(f"mlm{r}" for r in RATIOS))
 }
 SCRATCH = {
-    "610m-clm-12k",
-    "610m-mlm40-12k",
-    "610m-clm-3k-mlm40-12k",
-    "610m-clm-6k-mlm40-12k",
-    "610m-clm-9k-mlm40-12k",
-    "610m-clm-22k",
-    "610m-mlm40-22k",
-    "610m-clm-5k-mlm40-22k",
-    "610m-clm-11k-mlm40-22k",
-    "610m-clm-17k-mlm40-22k",
-    "610m-clm-10k-mlm40-42k",
-    "610m-clm-21k-mlm40-42k",
-    "610m-clm-32k-mlm40-42k",
+    *(f"610m-{word}-{budget}k" for word in ("clm", "mlm40") for budget in (12, 22)),
+    *(f"610m-clm-{first}k-mlm40-12k" for first in (3, 6, 9)),
+    *(f"610m-clm-{first}k-mlm40-22k" for first in (5, 11, 17)),
+    *(f"610m-clm-{first}k-mlm40-42k" for first in (10, 21, 32)),
     *(f"610m-clm-40k-mlm{r}-42k" for r in RATIOS),
 }
 CONTINUED = {f"610m-{word}-dec42k-mlm40-{n}k" for word in ("clm", "mlm40") for n in (44, 54, 64)}
@@ -121,12 +107,12 @@ def test_intermediate_checkpoints_of_the_paper_are_not_decayed():
 
 
 def own_steps(plan: Plan, names: set[str], beyond: set[str]) -> int:
-    """Distinct steps on the way to `names` that are on no way to `beyond`."""
+    """Return the distinct steps of the training jobs of `names` that are not jobs of `beyond`."""
 
-    def states(some: set[str]) -> set[str]:
-        return {state.key for name in some for state in plan.path(plan.results[name])}
+    def jobs(results: set[str]) -> set[str]:
+        return {job.key for name in results for job in plan.path(plan.results[name])}
 
-    return sum(plan.jobs[key].steps for key in states(names) - states(beyond))
+    return sum(plan.jobs[key].steps for key in jobs(names) - jobs(beyond))
 
 
 def ending(names: set[str], *ends: str) -> set[str]:
@@ -143,12 +129,7 @@ GROUPS = [
     ("ratio after 40k of clm", AFTER_40K, 168_000, 8_000),
     ("*from scratch, together*", SCRATCH, 464_000, 130_000),
     ("continued from the decayed clm", {name for name in CONTINUED if "610m-clm" in name}, 36_000, 26_000),
-    (
-        "continued from the decayed mlm 40",
-        {name for name in CONTINUED if "610m-mlm40" in name},
-        36_000,
-        26_000,
-    ),
+    ("continued from the decayed mlm 40", {name for name in CONTINUED if "610m-mlm" in name}, 36_000, 26_000),
     ("*continued, together*", CONTINUED, 72_000, 52_000),
 ]
 
@@ -185,3 +166,12 @@ def test_the_paper_plans_in_well_under_a_second():
 def test_the_sample_of_two_stages_shares_73_000_steps():
     plan = planned("two_stage")
     assert (plan.job_count, plan.steps_written, plan.steps_to_compute) == (24, 372_000, 299_000)
+
+
+def test_the_published_models_are_those_of_the_paper_and_nothing_is_trained():
+    published, paper = planned("published"), planned("paper")
+    assert set(published.results) == set(paper.results)
+    assert len(set(published.results.values())) == 50
+    assert not published.jobs
+    assert published.study.finetune == paper.study.finetune
+    assert all(run.start == Hub(f"MLMvsCLM/{run.name}") for run in published.study.runs)

@@ -24,7 +24,7 @@ END = "<|end_of_text|>"
 
 
 @pytest.fixture(scope="session")
-def words(shards: Path) -> dict[str, Any]:
+def tokenizer_json(shards: Path) -> dict[str, Any]:
     """The tokenizer.json of the tiny corpus, without a mask token: its place is a word that never occurs."""
     made = json.loads((shards / "tokenizer" / "tokenizer.json").read_text())
     made["added_tokens"] = [one for one in made["added_tokens"] if one["content"] != "<|mask|>"]
@@ -33,7 +33,7 @@ def words(shards: Path) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def decoder(words, tmp_path_factory: pytest.TempPathFactory):
+def decoder(tokenizer_json, tmp_path_factory: pytest.TempPathFactory):
     """Makes a folder with a decoder: `decoder("Mistral", sliding_window=4)`."""
     import torch
     import transformers
@@ -47,7 +47,7 @@ def decoder(words, tmp_path_factory: pytest.TempPathFactory):
         with torch.random.fork_rng():
             torch.manual_seed(1)
             getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
-        (folder / "tokenizer.json").write_text(json.dumps(words))
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
         named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
         (folder / "tokenizer_config.json").write_text(json.dumps(named))
         return folder
@@ -61,7 +61,7 @@ def llama(decoder) -> Path:
 
 
 @pytest.fixture(scope="session")
-def gguf_folder(llama: Path, words, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def gguf_folder(llama: Path, tokenizer_json, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same Llama as a GGUF file and nothing else."""
     import gguf
     from safetensors.torch import load_file
@@ -78,14 +78,14 @@ def gguf_folder(llama: Path, words, tmp_path_factory: pytest.TempPathFactory) ->
     file.add_rope_freq_base(10_000.0)
     file.add_rope_dimension_count(SHAPE["hidden_size"] // SHAPE["num_attention_heads"])
     file.add_vocab_size(SHAPE["vocab_size"])
-    special = {one["id"] for one in words["added_tokens"]}
-    known = {number: word for word, number in words["model"]["vocab"].items()}
-    known |= {one["id"]: one["content"] for one in words["added_tokens"]}
+    special = {one["id"] for one in tokenizer_json["added_tokens"]}
+    known = {number: word for word, number in tokenizer_json["model"]["vocab"].items()}
+    known |= {one["id"]: one["content"] for one in tokenizer_json["added_tokens"]}
     file.add_tokenizer_model("gpt2")
     file.add_tokenizer_pre("llama-bpe")
     file.add_token_list([known[number] for number in range(len(known))])
     file.add_token_types([3 if number in special else 1 for number in range(len(known))])
-    file.add_token_merges([" ".join(pair) for pair in words["model"]["merges"]])
+    file.add_token_merges([" ".join(pair) for pair in tokenizer_json["model"]["merges"]])
     file.add_bos_token_id(0)
     file.add_eos_token_id(0)
     for name, value in load_file(llama / "model.safetensors").items():

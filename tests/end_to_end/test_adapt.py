@@ -24,7 +24,7 @@ from biphase.study.plan import identities, make_plan, save_plan
 from biphase.text import si
 from biphase.training.pretrain import model_of_checkpoint
 
-WAYS = ("--batch", "8", "--length", "32", "--heldout-tokens", "512", "--lr", "3e-3", "--quiet")
+OPTIONS = ("--batch", "8", "--length", "32", "--heldout-tokens", "512", "--lr", "3e-3", "--quiet")
 
 
 @pytest.fixture
@@ -40,28 +40,28 @@ def home(tmp_path):
 
 @pytest.fixture
 def adapt(verb, text, home):
-    """Adapt for a few steps: gives what was printed and told."""
+    """Adapt for a few steps: gives what was printed and err."""
 
     def typed(model, *more, steps=6, code=0):
-        command = ("adapt", model, *text, "--store", home.root, "--steps", steps, *WAYS, *more)
-        ended, out, told = verb(*command)
-        assert ended == code, told
-        return out, told
+        command = ("adapt", model, *text, "--store", home.root, "--steps", steps, *OPTIONS, *more)
+        ended, out, err = verb(*command)
+        assert ended == code, err
+        return out, err
 
     return typed
 
 
-def states(store):
+def checkpoints(store):
     return {place.name: read_json(place / "checkpoint.json") for place in store.checkpoints.iterdir()}
 
 
 def end_of(out):
-    """The key that the export line names, as a whole state."""
+    """Return the key in the export line."""
     return re.search(r"The encoder: biphase export ([0-9a-f]{8}) FOLDER", out)[1]
 
 
 def run_of(store, digits):
-    (about,) = (about for key, about in states(store).items() if key.startswith(digits))
+    (about,) = (about for key, about in checkpoints(store).items() if key.startswith(digits))
     return decode(about["run"]), about["key"]
 
 
@@ -80,7 +80,7 @@ def heldout(store, key):
 
 
 def weights(store):
-    """Every tensor file of every state."""
+    """Return the bytes of every tensor file of every checkpoint."""
     return {
         path.relative_to(store.checkpoints): path.read_bytes()
         for path in store.checkpoints.rglob("*.safetensors")
@@ -95,8 +95,8 @@ def model_of(store, run, key):
 # ---------------------------------------------------------------- what it says
 
 
-def test_the_table_has_the_losses_before_the_first_step_and_after_the_last(adapt, llama, home):
-    out, told = adapt(llama)
+def test_the_table_has_losses_before_and_after(adapt, llama, home):
+    out, err = adapt(llama)
     run, key = run_of(home, end_of(out))
     assert (run.start, run.steps) == (Hub(str(llama.resolve())), 6)
     assert run.stages == (Stage(MLM(0.4), 6),)
@@ -111,10 +111,10 @@ def test_the_table_has_the_losses_before_the_first_step_and_after_the_last(adapt
     assert after < before - 0.3, "it learns"
     assert f"What it is good for: biphase evaluate {key[:8]} --tasks sst2 --store {home.root}" in out
     assert f"biphase export {key[:8]} FOLDER --store {home.root}" in out
-    assert "2 training jobs, 0 done" in told
+    assert "2 training jobs, 0 done" in err
 
 
-def test_before_the_first_step_it_is_the_model_that_was_given(adapt, llama, home):
+def test_before_the_first_step_the_loss_is_the_model_s_own(adapt, llama, home):
     from transformers import AutoModelForCausalLM
 
     out, _ = adapt(llama, steps=1)
@@ -132,50 +132,50 @@ def test_before_the_first_step_it_is_the_model_that_was_given(adapt, llama, home
 def test_the_same_command_again_computes_nothing(adapt, llama, home):
     first, _ = adapt(llama)
     stamps = {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")}
-    again, told = adapt(llama)
-    assert "2 training jobs, 2 done" in told
+    again, err = adapt(llama)
+    assert "2 training jobs, 2 done" in err
     assert again == first
     assert {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")} == stamps
 
 
-def test_for_a_program_it_is_json_with_the_same_losses(adapt, llama, home):
+def test_json_has_the_same_losses(adapt, llama, home):
     read = json.loads(adapt(llama, "--json")[0])
     (losses,) = read["heldout"].values()
-    key = next(state["key"] for state in read["jobs"] if state["results"])
+    key = next(job["key"] for job in read["jobs"] if job["results"])
     assert read["key"] == key, "what to export"
     assert losses == {str(step): values for step, values in heldout(home, key).items()}
-    assert {state["standing"] for state in read["jobs"]} == {"done"}
+    assert {job["standing"] for job in read["jobs"]} == {"done"}
 
 
-def test_the_speed_that_is_told_is_that_of_the_steps(verb, llama, text, home):
-    command = ("adapt", llama, *text, "--store", home.root, "--steps", 4, *WAYS[:-1], "--decay", 0)
-    code, _, told = verb(*command)
-    assert code == 0, told
-    (state,) = states(home).values()
-    assert f"{si(4 * 8 * 32 / state['progress']['seconds'])}tok/s" in told.splitlines()[-1]
+def test_the_printed_speed_is_that_of_the_steps(verb, llama, text, home):
+    command = ("adapt", llama, *text, "--store", home.root, "--steps", 4, *OPTIONS[:-1], "--decay", 0)
+    code, _, err = verb(*command)
+    assert code == 0, err
+    (checkpoint,) = checkpoints(home).values()
+    assert f"{si(4 * 8 * 32 / checkpoint['progress']['seconds'])}tok/s" in err.splitlines()[-1]
 
 
-def test_stopped_by_the_clock_it_says_how_to_go_on_and_shows_no_table(adapt, llama, home):
+def test_a_time_limit_prints_how_to_resume_and_no_table(adapt, llama, home):
     out, _ = adapt(llama, "--for", "0.001s", steps=50)
     assert "To go on: biphase adapt" in out
     assert "before" not in out
     assert "biphase export" not in out
 
 
-def test_its_plan_is_a_study_like_any_other(adapt, llama, home, verb, monkeypatch):
+def test_its_plan_can_be_run(adapt, llama, home, verb, monkeypatch):
     adapt(llama)
     (plan,) = home.studies.glob("*/plan.json")
     monkeypatch.chdir("/")
-    code, out, told = verb("run", plan, "--store", home.root, "--quiet")
-    assert code == 0, told
+    code, out, err = verb("run", plan, "--store", home.root, "--quiet")
+    assert code == 0, err
     assert "all 2 training jobs are done" in out
-    assert "2 training jobs, 2 done" in told
+    assert "2 training jobs, 2 done" in err
 
 
 # ---------------------------------------------------------------- options
 
 
-def test_mntp_asks_one_position_before(adapt, llama, home):
+def test_mntp_predicts_one_position_before(adapt, llama, home):
     out, _ = adapt(llama, "--objective", "mntp", "--ratio", "0.3")
     run, key = run_of(home, end_of(out))
     assert run.stages == (Stage(MNTP(0.3), 6),)
@@ -186,7 +186,7 @@ def test_mntp_asks_one_position_before(adapt, llama, home):
     assert len({line.rindex(".") for line in lines}) == 1, "the numbers stand below one another"
 
 
-def test_lora_trains_small_matrices_and_leaves_the_model_as_it_is(adapt, llama, home):
+def test_lora_trains_adapters_only(adapt, llama, home):
     out, _ = adapt(llama, "--lora", "4")
     run, key = run_of(home, end_of(out))
     assert run.adapter == LoRA(rank=4, alpha=8)
@@ -197,7 +197,7 @@ def test_lora_trains_small_matrices_and_leaves_the_model_as_it_is(adapt, llama, 
     assert table(out)["masked 40%"][1] < table(out)["masked 40%"][0]
 
 
-def test_frozen_embeddings_stay_and_the_rest_learns(adapt, llama, home):
+def test_frozen_embeddings_stay_equal(adapt, llama, home):
     out, _ = adapt(llama, "--freeze-embeddings")
     run, key = run_of(home, end_of(out))
     assert run.freeze == "embeddings"
@@ -210,7 +210,7 @@ def test_frozen_embeddings_stay_and_the_rest_learns(adapt, llama, home):
     assert not torch.equal(after[other], before[other])
 
 
-def test_lower_layers_learn_less_where_it_is_said(adapt, llama, home):
+def test_layer_decay_changes_lower_layers_less(adapt, llama, home):
     moved = {}
     before = load_file(llama / "model.safetensors")
     for share in ("1.0", "0.1"):
@@ -226,7 +226,7 @@ def test_lower_layers_learn_less_where_it_is_said(adapt, llama, home):
     assert moved["1.0"][0] > 0.6 * moved["1.0"][1]
 
 
-def test_windows_are_kept_to_both_sides_or_opened(adapt, decoder, home):
+def test_sliding_windows_become_symmetric_or_full(adapt, decoder, home):
     narrow = decoder("Mistral", sliding_window=3)
     losses = {}
     for windows in ("symmetric", "full"):
@@ -238,28 +238,28 @@ def test_windows_are_kept_to_both_sides_or_opened(adapt, decoder, home):
     assert losses["symmetric"]["mlm40"] != losses["full"]["mlm40"]
 
 
-def test_another_base_of_the_positions_lets_rows_be_longer(adapt, llama, home):
+def test_a_larger_rope_base_allows_longer_rows(adapt, llama, home):
     out, _ = adapt(llama, "--rope-base", "50000", "--length", "128", steps=2)
     run, key = run_of(home, end_of(out))
     assert (run.stages[0].rope_base, run.packing.length) == (50_000.0, 128)
     assert model_of(home, run, key).model.config.rope_parameters["rope_theta"] == 50_000.0
-    _, told = adapt(llama, "--length", "128", steps=2, code=2)
-    assert "reads at most 64 tokens, rows have 128" in told.splitlines()[-1]
+    _, err = adapt(llama, "--length", "128", steps=2, code=2)
+    assert all(number in err.splitlines()[-1] for number in ("64", "128"))
 
 
-def test_before_and_after_are_fine_tuned_alike(llama, corpus, home, verb):
+def test_the_models_before_and_after_are_fine_tuned(llama, corpus, home, verb):
     small = replace(CATALOG["sources-mini"], steps=2, batch=4)
     small = replace(small, splits=replace(small.splits, rows=(16, 8, 8)))
     grid = Finetune((small,), lrs=(1e-3,), seeds=(0,), protocol="standard", precision="fp32")
-    wishes = AdaptOptions(steps=2, length=32, batch_rows=8, heldout_tokens=512)
+    options = AdaptOptions(steps=2, length=32, batch_rows=8, heldout_tokens=512)
     study = adaptation(
-        str(llama), CorpusOptions(corpus.source, heldout=corpus.heldout), wishes, home,
+        str(llama), CorpusOptions(corpus.source, heldout=corpus.heldout), options, home,
         gguf="", windows="symmetric", finetune=grid,
     )  # fmt: skip
     plan = make_plan(study, identities(home))
     save_plan(plan, home)
-    code, out, told = verb("run", home.studies / study.name / "plan.json", "--store", home.root, "--quiet")
-    assert code == 0, told
+    code, out, err = verb("run", home.studies / study.name / "plan.json", "--store", home.root, "--quiet")
+    assert code == 0, err
     rows = [
         line.split()[0] for line in out.splitlines() if "sources-mini" in line and "!" not in line.split()[0]
     ]
@@ -267,9 +267,9 @@ def test_before_and_after_are_fine_tuned_alike(llama, corpus, home, verb):
     assert "and 2 fine-tunings are done" in out
 
 
-def test_tasks_on_the_command_line_are_asked_of_both(adapt, llama, home):
-    _, told = adapt(llama, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--for", "0.001s")
-    assert "2 fine-tunings, 0 done" in told
+def test_tasks_option_fine_tunes_both_models(adapt, llama, home):
+    _, err = adapt(llama, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--for", "0.001s")
+    assert "2 fine-tunings, 0 done" in err
     (place,) = home.studies.glob("*/plan.json")
     study = decode(read_json(place)["study"])
     assert [run.name for run in study.runs] == ["llama", "llama-mlm"]
@@ -277,7 +277,7 @@ def test_tasks_on_the_command_line_are_asked_of_both(adapt, llama, home):
     assert study.finetune.tasks[0].name == "sources-mini"
 
 
-def test_the_guide_names_every_option_and_no_other():
+def test_the_guide_lists_every_option():
     import typer
 
     from biphase.cli import app
@@ -296,10 +296,10 @@ def test_the_guide_names_every_option_and_no_other():
 # ---------------------------------------------------------------- which models
 
 
-def test_a_state_goes_on_from_its_key_with_its_own_losses_before(adapt, verb, llama, home):
+def test_a_checkpoint_is_continued_by_its_key(adapt, verb, llama, home):
     first = end_of(adapt(llama)[0])
-    code, out, told = verb("adapt", first, "--steps", 4, "--store", home.root, "--objective", "mntp", *WAYS)
-    assert code == 0, told
+    code, out, err = verb("adapt", first, "--steps", 4, "--store", home.root, "--objective", "mntp", *OPTIONS)
+    assert code == 0, err
     run, key = run_of(home, end_of(out))
     parent, _ = run_of(home, first)
     assert (run.start.name, run.start.steps, run.corpus) == (parent.name, 6, parent.corpus)
@@ -307,54 +307,54 @@ def test_a_state_goes_on_from_its_key_with_its_own_losses_before(adapt, verb, ll
     measured = heldout(home, key)
     rows = table(out)
     assert rows["masked 40%"] == tuple(round(measured[step]["mlm40"], 3) for step in (6, 10))
-    assert "4 training jobs, 2 done" in told
+    assert "4 training jobs, 2 done" in err
 
 
-def test_on_another_text_before_is_measured_on_that_text(adapt, verb, llama, home, tmp_path):
+def test_losses_before_are_measured_on_the_new_corpus(adapt, verb, llama, home, tmp_path):
     first = end_of(adapt(llama)[0])
     other = tmp_path / "other.jsonl"
     other.write_text(
         "".join(json.dumps({"text": f"{n} times {n} is {n * n}. " * 4}) + "\n" for n in range(400))
     )
     shutil.copy(other, tmp_path / "held.jsonl")
-    ways = ("--steps", 2, "--store", home.root, *WAYS, "--lr", "1e-9", "--warmup", 0, "--decay", 0)
-    code, out, told = verb("adapt", first, "--corpus", other, "--heldout", "held.jsonl", *ways)
-    assert code == 0, told
+    options = ("--steps", 2, "--store", home.root, *OPTIONS, "--lr", "1e-9", "--warmup", 0, "--decay", 0)
+    code, out, err = verb("adapt", first, "--corpus", other, "--heldout", "held.jsonl", *options)
+    assert code == 0, err
     for was, now in table(out).values():  # nothing was learnt, so nothing may seem so
         assert was == pytest.approx(now, abs=2e-3)
 
 
-def test_an_adapter_goes_on_only_if_it_is_said(adapt, verb, llama, home):
+def test_a_lora_checkpoint_is_continued_only_with_lora(adapt, verb, llama, home):
     first = end_of(adapt(llama, "--lora", 2)[0])
-    code, _, told = verb("adapt", first, "--steps", 2, "--store", home.root, *WAYS)
+    code, _, err = verb("adapt", first, "--steps", 2, "--store", home.root, *OPTIONS)
     assert code == 2
-    assert "was trained with LoRA of rank 2: type --lora 2 to go on" in told
-    code, _, told = verb("adapt", first, "--steps", 2, "--store", home.root, *WAYS, "--lora", 2)
-    assert code == 0, told
+    assert "--lora 2" in err
+    code, _, err = verb("adapt", first, "--steps", 2, "--store", home.root, *OPTIONS, "--lora", 2)
+    assert code == 0, err
 
 
-def test_a_model_whose_tokenizer_was_trained_on_its_text_goes_on_with_that_text_alone(
+def test_a_model_with_its_own_tokenizer_is_continued_on_its_corpus_only(
     tiny_run, corpus, store, tmp_path, verb
 ):
-    code, _, told = verb(
+    code, _, err = verb(
         "run", make_plan_of(tiny_run("base", Stage(CLM(), 6)), store), "--store", store.root, "--quiet"
     )
-    assert code == 0, told
-    (key,) = (key for key, about in states(store).items() if about["progress"]["step"] == 6)
-    command = ("adapt", key[:8], "--steps", 2, "--store", store.root, *WAYS)
-    code, out, told = verb(*command, "--corpus", corpus.source, "--heldout", corpus.heldout)
-    assert code == 0, told
+    assert code == 0, err
+    (key,) = (key for key, about in checkpoints(store).items() if about["progress"]["step"] == 6)
+    command = ("adapt", key[:8], "--steps", 2, "--store", store.root, *OPTIONS)
+    code, out, err = verb(*command, "--corpus", corpus.source, "--heldout", corpus.heldout)
+    assert code == 0, err
     run, _ = run_of(store, end_of(out))
     assert identities(store).data(run) == identities(store).data(run.start)
     other = tmp_path / "other.txt"
     other.write_text("".join(f"zebras quickly jump {n} fences\n" for n in range(400)))
-    code, _, told = verb(*command, "--corpus", other)
+    code, _, err = verb(*command, "--corpus", other)
     assert code == 2
-    assert "the tokenizer of 'base' was trained on its own text" in told
-    assert "biphase adapt ./folder --corpus" in told
-    code, _, told = verb(*command, "--heldout", corpus.heldout)
+    assert "'base'" in err
+    assert "biphase adapt ./folder --corpus" in err
+    code, _, err = verb(*command, "--heldout", corpus.heldout)
     assert code == 2
-    assert "--text, --heldout and --tokens are of a --corpus; say which one too" in told
+    assert "--corpus" in err
 
 
 def make_plan_of(run, store):
@@ -365,7 +365,7 @@ def make_plan_of(run, store):
     return store.studies / "base" / "plan.json"
 
 
-def test_documents_begin_as_the_model_knows_them(adapt, llama, words, home, tmp_path):
+def test_documents_begin_with_the_model_s_bos_token(adapt, llama, tokenizer_json, home, tmp_path):
     folder = tmp_path / "begins"
     shutil.copytree(llama, folder)
     begin = {"SpecialToken": {"id": "<|pad|>", "type_id": 0}}
@@ -374,7 +374,7 @@ def test_documents_begin_as_the_model_knows_them(adapt, llama, words, home, tmp_
         "type": "TemplateProcessing", "single": [begin, one], "pair": [begin, one, two],
         "special_tokens": {"<|pad|>": {"id": "<|pad|>", "ids": [2], "tokens": ["<|pad|>"]}},
     }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(words | {"post_processor": template}))
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json | {"post_processor": template}))
     named = read_json(folder / "tokenizer_config.json") | {"bos_token": "<|pad|>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(named))
     firsts = {}
@@ -389,12 +389,12 @@ def test_documents_begin_as_the_model_knows_them(adapt, llama, words, home, tmp_
     assert 2 not in firsts[False]
 
 
-def test_a_tokenizer_in_an_older_form_is_converted_once_and_kept(adapt, llama, words, home, tmp_path):
+def test_a_slow_tokenizer_is_converted_once(adapt, llama, tokenizer_json, home, tmp_path):
     folder = tmp_path / "older"
     shutil.copytree(llama, folder)
     (folder / "tokenizer.json").unlink()
-    (folder / "vocab.json").write_text(json.dumps(words["model"]["vocab"]))
-    merges = "\n".join(" ".join(pair) for pair in words["model"]["merges"])
+    (folder / "vocab.json").write_text(json.dumps(tokenizer_json["model"]["vocab"]))
+    merges = "\n".join(" ".join(pair) for pair in tokenizer_json["model"]["merges"])
     (folder / "merges.txt").write_text(f"#version: 0.2\n{merges}\n")
     names = dict.fromkeys(("eos_token", "bos_token", "unk_token"), "<|end_of_text|>")
     (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": "GPT2Tokenizer", **names}))
@@ -406,11 +406,11 @@ def test_a_tokenizer_in_an_older_form_is_converted_once_and_kept(adapt, llama, w
     assert len(ended) == 1
     (kept,) = (home.root / "tokenizers").iterdir()
     assert run.corpus.tokenizer == Pretrained(str(kept.resolve()))
-    assert read_json(kept / "tokenizer.json")["model"]["vocab"] == words["model"]["vocab"]
+    assert read_json(kept / "tokenizer.json")["model"]["vocab"] == tokenizer_json["model"]["vocab"]
     assert not (folder / "tokenizer.json").exists(), "nothing is written beside the model"
 
 
-def test_a_gguf_is_the_model_that_it_was_made_from(adapt, llama, gguf_folder, home, monkeypatch):
+def test_a_gguf_file_equals_its_source_model(adapt, llama, gguf_folder, home, monkeypatch):
     import transformers.modeling_gguf_pytorch_utils as theirs
 
     convert, converted = theirs.load_gguf_checkpoint, []
@@ -432,47 +432,45 @@ def test_a_gguf_is_the_model_that_it_was_made_from(adapt, llama, gguf_folder, ho
         assert torch.equal(began[name][: len(value)], value), name
 
 
-def test_an_unsuited_model_is_refused_in_one_line_that_says_why(adapt, decoder, home):
+def test_a_mixture_of_experts_is_refused(adapt, decoder, home):
     experts = decoder("Mixtral", num_local_experts=4, num_experts_per_tok=2)
-    out, told = adapt(experts, code=2)
-    assert "is a mixture of experts (num_local_experts=4)" in told.splitlines()[-1]
-    assert "Traceback" not in told
+    out, err = adapt(experts, code=2)
+    assert "num_local_experts=4" in err.splitlines()[-1]
+    assert "Traceback" not in err
     assert out == ""
     assert not home.checkpoints.exists() or not list(home.checkpoints.iterdir())
     assert not home.shards.exists(), "it is refused before its text is tokenized"
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_has_embeddings_is_refused(
-    adapt, llama, words, home, tmp_path
-):
+def test_a_tokenizer_larger_than_the_embeddings_is_refused(adapt, llama, tokenizer_json, home, tmp_path):
     shutil.copytree(llama, tmp_path / "small")
-    larger = json.loads(json.dumps(words))
+    larger = json.loads(json.dumps(tokenizer_json))
     larger["model"]["vocab"] |= {"one more": 320, "and another": 321}
     (tmp_path / "small" / "tokenizer.json").write_text(json.dumps(larger))
-    _, told = adapt(tmp_path / "small", code=2)
-    line = told.splitlines()[-1]
+    _, err = adapt(tmp_path / "small", code=2)
+    line = err.splitlines()[-1]
     assert "320 embeddings" in line
     assert "322 tokens" in line
     assert "resize_token_embeddings(322)" in line
     assert not home.shards.exists(), "it is refused before its text is tokenized"
 
 
-def test_a_model_without_a_masked_class_says_so_before_it_is_trained(adapt, decoder):
-    _, told = adapt(decoder("Qwen3", head_dim=8), steps=1)
-    (note,) = (line for line in told.splitlines() if "Qwen3ForCausalLM" in line)
+def test_a_model_without_a_masked_class_prints_a_note(adapt, decoder):
+    _, err = adapt(decoder("Qwen3", head_dim=8), steps=1)
+    (note,) = (line for line in err.splitlines() if "Qwen3ForCausalLM" in line)
     assert "biphase.load(FOLDER).fill_mask" in note
-    assert told.index(note) < told.index("1/1  mlm")
+    assert err.index(note) < err.index("1/1  mlm")
     assert "masked-language-model class" not in adapt(decoder(), steps=1)[1]
 
 
 # ---------------------------------------------------------------- killed
 
 
-def test_killed_and_typed_again_it_ends_in_the_same_bits(llama, text, tmp_path, verb):
+def test_a_killed_adaptation_resumes_with_the_same_bits(llama, text, tmp_path, verb):
     stores = {name: Store(tmp_path / name) for name in ("calm", "killed")}
-    command = ["adapt", llama, *text, "--steps", 200, "--decay", "0.9", *WAYS]
-    code, _, told = verb(*command, "--store", stores["calm"].root)
-    assert code == 0, told
+    command = ["adapt", llama, *text, "--steps", 200, "--decay", "0.9", *OPTIONS]
+    code, _, err = verb(*command, "--store", stores["calm"].root)
+    assert code == 0, err
     words = [*map(str, command), "--store", str(stores["killed"].root)]
     child = subprocess.Popen(
         [sys.executable, "-m", "biphase", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -484,8 +482,95 @@ def test_killed_and_typed_again_it_ends_in_the_same_bits(llama, text, tmp_path, 
     _, said = child.communicate(timeout=30)
     assert child.returncode == -signal.SIGKILL, said
     assert len(list(stores["killed"].checkpoints.glob("*/manifest.json"))) == 1
-    code, _, told = verb(*words)
-    assert code == 0, told
-    assert "2 training jobs, 1 done" in told
+    code, _, err = verb(*words)
+    assert code == 0, err
+    assert "2 training jobs, 1 done" in err
     assert weights(stores["killed"]) == weights(stores["calm"])
     assert len(weights(stores["calm"])) >= 4
+
+
+# ---------------------------------------------------------------- what it refuses
+
+
+@pytest.fixture
+def refused(verb, tmp_path):
+    """A command that is refused in one line; gives it."""
+
+    def typed(*words):
+        code, out, err = verb("adapt", *words, "--store", tmp_path / "store", "--steps", 2)
+        assert code == 2, err
+        assert out == ""
+        lines = err.strip().splitlines()
+        assert len(lines) == 1, lines
+        assert lines[0].startswith("error: ")
+        assert not (tmp_path / "store" / "studies").exists(), "nothing was begun"
+        return lines[0]
+
+    return typed
+
+
+CORPUS = ("--corpus", "{corpus}", "--heldout", "{heldout}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "facts"),
+    [
+        (("{llama}",), "--corpus builtin"),
+        (("{llama}", "--corpus", "./absent.jsonl"), "./absent.jsonl"),
+        (("{llama}", *CORPUS[:2], "--heldout", "absent.jsonl"), "absent.jsonl"),
+        (("{llama}", *CORPUS, "--objective", "mln"), "'mlm'"),
+        (("{llama}", *CORPUS, "--windows", "half"), "'symmetric' or 'full'"),
+        (("{llama}", *CORPUS, "--layer-decay", "0"), "layer_decay"),
+        (("{llama}", *CORPUS, "--rope-base", "0.5"), "rope_base"),
+        (("{llama}", *CORPUS, "--tasks", "nowhere"), "'nowhere'"),
+        (("{llama}", *CORPUS, "--gguf", "a.gguf"), "a.gguf"),
+        (("{llama}", *CORPUS, "--gguf", "../a.gguf"), "gguf"),
+        (("{empty}", *CORPUS), "config.json"),
+        (("{gguf}", *CORPUS), "--gguf tiny.gguf"),
+        (("{gguf}", *CORPUS, "--gguf", "absent.gguf"), "--gguf tiny.gguf"),
+        (("./nowhere", *CORPUS), "'./nowhere'"),
+        (("org/model@main", *CORPUS), "'main'"),
+        (("org/model", *CORPUS), "org/model"),
+        (("abcdef12", *CORPUS), "abcdef12"),
+    ],
+    ids=lambda value: " ".join(value[:1] + value[-2:]) if isinstance(value, tuple) else "",
+)
+def test_a_wrong_option_or_model_is_refused(refused, llama, gguf_folder, corpus, tmp_path, arguments, facts):
+    (tmp_path / "empty").mkdir()
+    paths = {
+        "llama": llama, "gguf": gguf_folder, "empty": tmp_path / "empty", "corpus": corpus.source,
+        "heldout": corpus.heldout,
+    }  # fmt: skip
+    assert facts in refused(*(word.format(**paths) for word in arguments))
+
+
+def test_a_tokenizer_without_an_end_token_or_files_is_refused(refused, llama, tokenizer_json, text, tmp_path):
+    shutil.copytree(llama, tmp_path / "endless")
+    other = json.dumps(tokenizer_json).replace("<|end_of_text|>", "<|other|>")
+    (tmp_path / "endless" / "tokenizer.json").write_text(other)
+    (tmp_path / "endless" / "tokenizer_config.json").write_text("{}")
+    assert "which token" in refused(tmp_path / "endless", *text)
+    for path in (tmp_path / "endless").glob("tokenizer*"):
+        path.unlink()
+    assert "tokenizer.json" in refused(tmp_path / "endless", *text)
+
+
+UNPINNED = """
+from biphase import MLM, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
+
+corpus = Corpus("tiny", {source!r}, Pretrained({tokenizer!r}))
+study = Study("unpinned", runs=(Pretrain("a", Hub("owner/name"), corpus, (Stage(MLM(0.4), 40),), WSD(1e-4, 2, 8)),))
+"""
+
+
+def test_an_unpinned_hub_model_is_planned_offline_and_refused_by_run(verb, corpus, llama, tmp_path):
+    study = tmp_path / "unpinned.py"
+    study.write_text(UNPINNED.format(source=corpus.source, tokenizer=str(llama)))
+    code, out, err = verb("plan", study, "--store", tmp_path / "store")
+    assert code == 0, err
+    assert "mlm 40%" in out
+    code, out, err = verb("run", study, "--store", tmp_path / "store")
+    assert (code, out) == (2, "")
+    (line,) = err.strip().splitlines()
+    assert "Hub('owner/name', revision='<commit>')" in line
+    assert not (tmp_path / "store" / "pins.json").exists()

@@ -1,4 +1,4 @@
-"""A checkpoint as the paper published it: evaluated and trained further, and its own code never run."""
+"""A checkpoint as the paper published it is evaluated and trained further, and its own code is never run."""
 
 import json
 import re
@@ -42,20 +42,20 @@ def published(shards, tmp_path_factory):
     assert not (folder / "ran").exists()
 
 
-def test_it_is_evaluated_as_it_is(published, verb, tmp_path):
-    ways = ("--lrs", "1e-3", "--seeds", "0", "--steps", 2, "--precision", "fp32", "--quiet")
-    code, out, told = verb(
-        "evaluate", published, "--tasks", "sources-mini", "--store", tmp_path / "store", *ways
+def test_a_published_checkpoint_is_evaluated(published, verb, tmp_path):
+    options = ("--lrs", "1e-3", "--seeds", "0", "--steps", 2, "--precision", "fp32", "--quiet")
+    code, out, err = verb(
+        "evaluate", published, "--tasks", "sources-mini", "--store", tmp_path / "store", *options
     )
-    assert code == 0, told
+    assert code == 0, err
     assert re.search(r"610m-clm-42k +sources-mini +accuracy", out)
     assert len(list(Store(tmp_path / "store").trials.iterdir())) == 1
     assert encoder_from_hub(Hub(str(published))).context == 64
 
 
-def test_it_is_trained_further(published, verb, corpus, tmp_path):
+def test_a_published_checkpoint_is_trained_further(published, verb, corpus, tmp_path):
     store = Store(tmp_path / "store")
-    ways = (
+    options = (
         "--steps",
         2,
         "--batch",
@@ -68,12 +68,13 @@ def test_it_is_trained_further(published, verb, corpus, tmp_path):
         "--store",
         store.root,
     )
-    code, out, told = verb("adapt", published, "--corpus", corpus.source, "--heldout", corpus.heldout, *ways)
-    assert code == 0, told
-    assert "masked 40%" in out
-    (end,) = (
-        place
-        for place in store.checkpoints.iterdir()
-        if read_json(place / "checkpoint.json")["progress"]["step"] == 2
+    code, out, err = verb(
+        "adapt", published, "--corpus", corpus.source, "--heldout", corpus.heldout, *options
     )
-    assert (end / "model.safetensors").is_file()
+    assert code == 0, err
+    assert "masked 40%" in out
+    steps = {
+        read_json(path)["progress"]["step"]: path.parent
+        for path in store.checkpoints.glob("*/checkpoint.json")
+    }
+    assert (steps[2] / "model.safetensors").is_file()

@@ -1,15 +1,19 @@
-"""The results that the docs show are what their ledger says, today as on the day they were written."""
+"""The documented results: the replica's tables equal its ledger, and the quickstart learns."""
 
+import json
+import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 CLAIM = re.compile(r"\| [CB]\d+ \|")
 ESTIMATE = re.compile(r"([+−][\d.]+) (\[[^\]]+\])")
-REPLICA = Path(__file__).parents[2] / "docs" / "results" / "replica"
+ROOT = Path(__file__).parents[2]
+REPLICA = ROOT / "docs" / "results" / "replica"
 
 
 @pytest.fixture(scope="module")
@@ -25,11 +29,11 @@ def written(tmp_path_factory):
 
 
 @pytest.mark.parametrize("table", ["claims", "scores", "families", "noise", "runs", "trials"])
-def test_a_table_in_the_docs_is_the_ledgers(written, table):
+def test_the_documented_tables_equal_the_ledger(written, table):
     assert (written / f"{table}.csv").read_text() == (REPLICA / f"{table}.csv").read_text()
 
 
-def test_the_text_in_the_docs_is_the_ledgers(written):
+def test_the_documented_report_equals_the_ledger(written):
     here, there = ((at / "report.md").read_text().splitlines() for at in (written, REPLICA))
     version = "- biphase "  # of the code that wrote it, which is another each time
     assert [line for line in here if not line.startswith(version)] == [
@@ -37,7 +41,7 @@ def test_the_text_in_the_docs_is_the_ledgers(written):
     ]
 
 
-def test_what_the_docs_say_of_the_claims_is_in_the_report(written):
+def test_the_documented_claims_are_in_the_report(written):
     lines = (written / "report.md").read_text().splitlines()
     rows = [
         line.strip("| ").split(" | ")
@@ -54,3 +58,37 @@ def test_what_the_docs_say_of_the_claims_is_in_the_report(written):
         for points, interval in ESTIMATE.findall(here):
             assert any(f"| {points} | {interval} |" in line for line in of_claim[1:]), (name, points)
     assert sum(len(ESTIMATE.findall(row[2])) for row in rows) == 24
+
+
+@pytest.mark.campaign
+@pytest.mark.alone
+def test_the_quickstart_learns_in_minutes(tmp_path):
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    command = [sys.executable, "-m", "biphase"]
+    study = ["studies/quickstart.py", "--store", str(tmp_path)]
+    began = time.monotonic()
+    ran = subprocess.run([*command, "run", *study], capture_output=True, text=True, cwd=ROOT, env=environment)
+    assert ran.returncode == 0, ran.stderr
+    assert time.monotonic() - began < 300
+    status = subprocess.run(
+        [*command, "status", *study, "--json"], capture_output=True, text=True, cwd=ROOT, check=True
+    )
+    facts = json.loads(status.stdout)
+    assert (facts["finetunings"]["done"], facts["finetunings"]["of"]) == (48, 48)
+    scores = {(score["result"], score["task"]): score for score in facts["scores"]}
+    for model in ("clm", "clm-mlm40", "mlm40"):
+        test = scores[model, "sources-mini"]["test"]
+        assert sum(test) / len(test) >= 1 / 3 + 0.1, f"{model} should beat the majority class by 10 points"
+    curves = facts["heldout"].items()
+    losses = {name: {int(step): values for step, values in curve.items()} for name, curve in curves}
+    card = json.loads(next((tmp_path / "shards").glob("*/card.json")).read_text())
+    clm, two, mlm = losses["clm"], losses["clm-mlm40"], losses["mlm40"]
+    end = max(clm)
+    assert clm[end]["clm"] <= card["unigram_entropy"] - 0.8
+    assert two[end]["mlm40"] < mlm[end]["mlm40"], "causal first helps the masked loss at this budget"
+    switch = max(step for step in clm if clm[step] == two.get(step))
+    assert switch == end // 2, "the two share their trunk up to the switch, number for number"
+    after = min(step for step in two if step > switch)
+    assert two[after]["mlm40"] < two[switch]["mlm40"], (
+        "nothing is lost at the switch: the masked loss falls at once"
+    )

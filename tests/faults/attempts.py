@@ -1,4 +1,4 @@
-"""Verbs in forked processes: everything is imported once, so that what is disturbed is the work and not imports."""
+"""Runs verbs in forked processes. Everything is imported once, so that faults fall into the work and not into imports."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def import_the_rest(study: str, store: str) -> None:
         app(["plan", study, "--store", store], standalone_mode=False)
 
 
-def attempt(words: list[str], told: Path, disturb: Callable[[], None] = lambda: None) -> int:
-    """Fork a process that types `words`, with something wrong from its beginning on; gives its number."""
+def attempt(words: list[str], log: Path, disturb: Callable[[], None] = lambda: None) -> int:
+    """Fork a process that runs a verb, with a fault from its beginning on; return its pid."""
     child = os.fork()
     if child:
         return child
-    said = os.open(told, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     sys.argv = ["biphase", *words]
     code = 70
     try:

@@ -9,7 +9,7 @@ FAULTS is a JSON list of [what, number]:
     ["handles", n]     only n more files may be open at once than are already
     ["read-only", 0]   the store may be read and not written, by a user who is not root; ["locked", 0]: not even read
     ["none", 0]        nothing: how many contacts there are
-Prints as JSON what each attempt said, and how both ended.
+Prints as JSON the output of each attempt, and how both ended.
 """
 
 from __future__ import annotations
@@ -121,21 +121,21 @@ def main() -> None:
     import_the_rest(study, str(folder / "none"))
     found = []
     for place, (what, number) in enumerate(faults):
-        store, told, counted = (
+        store, log, counted = (
             folder / f"store-{place}",
-            folder / f"told-{place}",
+            folder / f"log-{place}",
             folder / f"counted-{place}",
         )
         store.mkdir()
         words = ["run", study, "--store", str(store), "--checkpoint", "2", "--quiet"]
-        broken = code_of(attempt(words, told, disturbance(what, number, store, counted)))
-        said = told.read_text(errors="replace")
+        broken = code_of(attempt(words, log, disturbance(what, number, store, counted)))
+        output = log.read_text(errors="replace")
         if store.exists():
             store.chmod(0o755)
-        after = code_of(attempt(words, told))
+        after = code_of(attempt(words, log))
         contacts = int(counted.read_text()) if counted.exists() else 0
         found.append(
-            {"code": broken, "said": said, "after": after, "told": told.read_text(), "contacts": contacts}
+            {"code": broken, "output": output, "after": after, "log": log.read_text(), "contacts": contacts}
         )
     print(json.dumps(found))
 

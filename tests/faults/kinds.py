@@ -1,7 +1,7 @@
 """Every kind of file that the project keeps in a store: where one stands, and what else must be there to read it.
 
 `half_done` prepares a store whose next run must read all of them: the last run and its scores are missing, so shards,
-its parent's state and their tokenizer are read; one other trial is missing, so that another state is.
+its parent's checkpoint and their tokenizer are read; one other trial is missing, so that another checkpoint is.
 """
 
 from __future__ import annotations
@@ -49,16 +49,16 @@ def half_done(study: Path, store: Store) -> Plan:
         if training.model == last or (first and training.task.name == "numbers"):
             for trial in training.trials:
                 shutil.rmtree(store.trials / trial.key)
-    for state in plan.path(last):
-        if state.key not in {one.key for one in plan.path(plan.results["clm"])}:
-            shutil.rmtree(store.checkpoints / state.key)
+    for job in plan.path(last):
+        if job.key not in {other.key for other in plan.path(plan.results["clm"])}:
+            shutil.rmtree(store.checkpoints / job.key)
     return plan
 
 
 # ---------------------------------------------------------------- results
 
 
-def _state(name: str) -> Kind:
+def _checkpoint(name: str) -> Kind:
     def where(plan: Plan, store: Store) -> Place:
         folder = store.checkpoints / plan.results["clm"]
         return Place(folder / name, folder)
@@ -66,7 +66,7 @@ def _state(name: str) -> Kind:
     return Kind(where)
 
 
-def _leaf(name: str) -> Kind:
+def _trial(name: str) -> Kind:
     def where(plan: Plan, store: Store) -> Place:
         grid = gather(plan, store).grids["two", "beasts"]
         folder = store.trials / grid.keys[grid.chosen[0]][0]  # one whose values a report reads
@@ -83,24 +83,30 @@ def _shards(name: str) -> Kind:
     return Kind(where)
 
 
-def _receipt(kind: str, name: str) -> Kind:
-    """A result whose heavy files stayed elsewhere: the light ones, as a merge leaves them."""
+def _metadata(kind: str, name: str) -> Kind:
+    """The metadata-only copy of a result, as a merge writes it."""
 
     def where(plan: Plan, store: Store) -> Place:
         folder = {
             "checkpoints": store.checkpoints / plan.results["two"],
-            "trials": _leaf("trial.json").where(plan, store).remove,
+            "trials": _trial("trial.json").where(plan, store).remove,
         }[kind]
-        metadata_of = store.metadata_of(folder)
-        with store.attempt("receipt") as built:
-            for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
-                if (folder / light).is_file():
-                    shutil.copy(folder / light, built / light)
-            publish(built, metadata_of)
-        shutil.rmtree(folder)
-        return Place(metadata_of / name, metadata_of)
+        copy = leave_metadata(store, folder)
+        return Place(copy / name, copy)
 
     return Kind(where)
+
+
+def leave_metadata(store: Store, folder: Path) -> Path:
+    """Replace a result by its metadata-only copy, and return the folder of the copy."""
+    copy = store.metadata_of(folder)
+    with store.attempt("metadata") as built:
+        for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
+            if (folder / light).is_file():
+                shutil.copy(folder / light, built / light)
+        publish(built, copy)
+    shutil.rmtree(folder)
+    return copy
 
 
 # ---------------------------------------------------------------- what stands beside results
@@ -112,7 +118,7 @@ def _written(
     """A file of the store under a name with {study}, {training job} or {tuning} in it."""
 
     def where(plan: Plan, store: Store) -> Place:
-        tuning = next(one.key for one in finetunings(plan) if one.model == plan.results["on"])
+        tuning = next(training.key for training in finetunings(plan) if training.model == plan.results["on"])
         known = {"study": plan.study.name, "training job": plan.results["on"], "tuning": tuning}
         path = store.root / name.format(**known)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,13 +146,13 @@ def _takeover(plan: Plan, store: Store) -> str:
 
 
 def _fingerprints(plan: Plan, store: Store) -> str:
-    return json.dumps(fingerprints_of(plan.study, identities(store)))
+    return json.dumps(with_checksum(fingerprints_of(plan.study, identities(store))))
 
 
 def _device(plan: Plan, store: Store) -> str:
     from biphase.study.devices import SHIPPED
 
-    return json.dumps(with_checksum(json.loads((SHIPPED / "h200.json").read_text())))
+    return (SHIPPED / "h200.json").read_text()
 
 
 KINDS: dict[str, Kind] = {
@@ -156,19 +162,19 @@ KINDS: dict[str, Kind] = {
     "manifest of a corpus": _shards("manifest.json"),
     "tokenizer": _shards("tokenizer/tokenizer.json"),
     "tokenizer's configuration": _shards("tokenizer/tokenizer_config.json"),
-    "weights": _state("model.safetensors"),
-    "moments": _state("optimizer.safetensors"),
-    "state": _state("checkpoint.json"),
-    "losses": _state("metrics.jsonl"),
-    "manifest of a state": _state("manifest.json"),
-    "trial": _leaf("trial.json"),
-    "values": _leaf("values.safetensors"),
-    "predictions": _leaf("predictions.safetensors"),
-    "manifest of a trial": _leaf("manifest.json"),
-    "receipt of a state": _receipt("checkpoints", "checkpoint.json"),
-    "losses of a receipt": _receipt("checkpoints", "metrics.jsonl"),
-    "manifest of a receipt": _receipt("checkpoints", "manifest.json"),
-    "receipt of a trial": _receipt("trials", "trial.json"),
+    "weights": _checkpoint("model.safetensors"),
+    "optimizer state": _checkpoint("optimizer.safetensors"),
+    "checkpoint": _checkpoint("checkpoint.json"),
+    "losses": _checkpoint("metrics.jsonl"),
+    "manifest of a checkpoint": _checkpoint("manifest.json"),
+    "trial": _trial("trial.json"),
+    "values": _trial("values.safetensors"),
+    "predictions": _trial("predictions.safetensors"),
+    "manifest of a trial": _trial("manifest.json"),
+    "metadata of a checkpoint": _metadata("checkpoints", "checkpoint.json"),
+    "losses of metadata": _metadata("checkpoints", "metrics.jsonl"),
+    "manifest of metadata": _metadata("checkpoints", "manifest.json"),
+    "metadata of a trial": _metadata("trials", "trial.json"),
     "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
     "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
     "device": _written("devices/h200.json", _device),

@@ -1,4 +1,4 @@
-"""Every kind of file of a store, hurt in every way: seen, named, and recovered or refused; never a wrong result."""
+"""Every kind of file of a store, damaged in every way, is named and recovered or refused; no result changes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ import csv
 import json
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.damage import TRIES, hurt, take_away
-from faults.kinds import KINDS, Place, half_done, plan_of
+from faults.damage import TRIES, campaign_but, hurt, take_away
+from faults.kinds import KINDS, Place, half_done, leave_metadata, plan_of
 from faults.tiny import ended
 
 from biphase import BPE, Corpus
@@ -19,17 +20,17 @@ from biphase.data.tokenize import tokenize
 from biphase.errors import StoreError
 from biphase.leases import Leases
 from biphase.records import KEY_LENGTH
-from biphase.store import Store, publish, read_checked, verify
+from biphase.store import Store, read_checked, verify
 from biphase.study.ledger import finetunings
 
 EVERY = [(kind, damage, seed) for kind in KINDS for damage, seed in TRIES]
-# In every run of the tests some kinds are hurt, in all ways; the campaign takes every kind in every way.
+# Every run of the tests damages some kinds, the campaign every kind in every way.
 FEW = [(kind, *TRIES[place % len(TRIES)]) for place, kind in enumerate(KINDS) if place % 3 == 0]
 
 
 @pytest.fixture
 def said(calm, verb, monkeypatch):
-    """Type every verb that reads a store; each ends well, or in one line that tells. Gives what was said, and codes."""
+    """Run a verb that reads a store; it succeeds, or fails with one line."""
     monkeypatch.setitem(Leases.__init__.__kwdefaults__, "stale_seconds", 1.0)  # to wait for the silent
     monkeypatch.setitem(Leases.__init__.__kwdefaults__, "beat_seconds", 0.2)
 
@@ -45,10 +46,12 @@ def said(calm, verb, monkeypatch):
     return typed
 
 
-def numbers(told: dict[str, Any]) -> dict[Any, Any]:
+def numbers(status: dict[str, Any]) -> dict[Any, Any]:
     """The results in what `status --json` tells, those that are there."""
-    scores = {(row["result"], row["task"]): row["test"] for row in told["scores"] if row["test"]}
-    losses = {(name, step): one for name, some in told["heldout"].items() for step, one in some.items()}
+    scores = {(row["result"], row["task"]): row["test"] for row in status["scores"] if row["test"]}
+    losses = {
+        (name, step): losses for name, curve in status["heldout"].items() for step, losses in curve.items()
+    }
     return scores | losses
 
 
@@ -67,12 +70,12 @@ def truth(calm, tmp_path_factory) -> dict[str, dict[Any, Any]]:
 
     plan, folder = plan_of(calm.study, calm.store), tmp_path_factory.mktemp("truth")
     build(plan, calm.store, folder, static=False)
-    told = json.loads(json.dumps(status_json(plan, calm.store)))
-    return {"status": numbers(told), "report": reported(folder)}
+    status = json.loads(json.dumps(status_json(plan, calm.store)))
+    return {"status": numbers(status), "report": reported(folder)}
 
 
-def untrue(told: dict[Any, Any], truth: dict[Any, Any]) -> dict[Any, Any]:
-    return {name: one for name, one in told.items() if truth.get(name) != one}
+def untrue(status: dict[Any, Any], truth: dict[Any, Any]) -> dict[Any, Any]:
+    return {name: value for name, value in status.items() if truth.get(name) != value}
 
 
 def look(calm, said, truth, store: Store, folder: Path) -> str:
@@ -97,7 +100,8 @@ def look(calm, said, truth, store: Store, folder: Path) -> str:
     return shown
 
 
-def check(calm, said, truth, tmp_path: Path, kind: str, damage: str, seed: int) -> None:
+@pytest.mark.parametrize(("kind", "damage", "seed"), campaign_but(FEW, EVERY))
+def test_a_damaged_file_is_named_and_changes_no_result(calm, said, truth, tmp_path, kind, damage, seed):
     store = calm.copied(tmp_path / "store")
     plan = half_done(calm.study, store)
     place = KINDS[kind].where(plan, store)
@@ -125,32 +129,18 @@ def named(place: Place, shown: str) -> bool:
     return str(place.path) in shown or (len(key) == KEY_LENGTH and key[:6] in shown)
 
 
-@pytest.mark.parametrize(("kind", "damage", "seed"), FEW)
-def test_a_damaged_file_is_seen_and_changes_no_result(calm, said, truth, tmp_path, kind, damage, seed):
-    check(calm, said, truth, tmp_path, kind, damage, seed)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize(("kind", "damage", "seed"), [one for one in EVERY if one not in FEW])
-def test_no_damage_to_any_file_changes_a_result(calm, said, truth, tmp_path, kind, damage, seed):
-    check(calm, said, truth, tmp_path, kind, damage, seed)
-
-
-def test_no_turned_bit_of_a_sealed_file_is_believed(calm, tmp_path):
-    """A plan, a link or fingerprints stand alone, without a manifest: they carry their own hash."""
+def test_a_flipped_bit_of_a_file_with_a_checksum_is_detected(calm, tmp_path):
     whole = calm.store.studies / "faults" / "plan.json"
-    said, path = read_checked(whole), tmp_path / "plan.json"
-    seen = 0
+    content, path = read_checked(whole), tmp_path / "plan.json"
+    detected = 0
     for seed in range(300):
         path.write_bytes(whole.read_bytes())
         hurt(path, "flipped", seed)
         try:
-            found = read_checked(path)
+            assert read_checked(path) == content  # a bit between two values
         except StoreError:
-            seen += 1
-        else:
-            assert {name: found[name] for name in said} == said  # it fell where it says nothing
-    assert seen > 250
+            detected += 1
+    assert detected > 250
 
 
 # ---------------------------------------------------------------- folders under other keys
@@ -187,12 +177,7 @@ def misplace(calm, store: Store, kind: str, how: str, seed: int) -> list[Path]:
         one, place = other, next(path for path in folder.iterdir() if path != other)
     elif kind.startswith("metadata"):
         for path in sorted((store.root / kind.split("/")[1]).iterdir())[:4]:
-            with store.attempt("receipt") as built:
-                for light in ("checkpoint.json", "metrics.jsonl", "trial.json"):
-                    if (path / light).is_file():
-                        shutil.copy(path / light, built / light)
-                publish(built, store.metadata_of(path))
-            shutil.rmtree(path)
+            leave_metadata(store, path)
         one, place = chance.sample(sorted(folder.iterdir()), 2)
     else:
         one, place = chance.sample(sorted(folder.iterdir()), 2)
@@ -200,8 +185,16 @@ def misplace(calm, store: Store, kind: str, how: str, seed: int) -> list[Path]:
     return [one, place] if how == "swapped" else [place]
 
 
-def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed: int) -> None:
-    """No verb believes such a folder: it is named, no number comes from it, and nothing is built on it."""
+PLACED = ("checkpoints", "trials", "shards", "metadata/checkpoints", "metadata/trials")
+MISPLACED_FEW = [
+    ("checkpoints", "swapped", 0), ("checkpoints", "copied over", 1), ("trials", "copied into", 0),
+    ("trials", "swapped", 1), ("shards", "swapped", 1), ("metadata/trials", "copied over", 0),
+]  # fmt: skip
+MISPLACED = [(kind, how, seed) for kind in PLACED for how in MISPLACINGS for seed in range(4)]
+
+
+@pytest.mark.parametrize(("kind", "how", "seed"), campaign_but(MISPLACED_FEW, MISPLACED))
+def test_a_folder_under_another_key_is_named_and_not_used(calm, said, truth, tmp_path, kind, how, seed):
     store = calm.copied(tmp_path / "store")
     if seed % 2:
         half_done(calm.study, store)
@@ -209,7 +202,7 @@ def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed
     shown = look(calm, said, truth, store, tmp_path / "report")
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     plan = plan_of(calm.study, store)
-    used = set(plan.jobs) | {trial.key for one in finetunings(plan) for trial in one.trials}
+    used = set(plan.jobs) | {trial.key for training in finetunings(plan) for trial in training.trials}
     used |= {path.name for path in calm.store.shards.iterdir()}
     for place in wrong:
         if place.name in used:
@@ -221,51 +214,16 @@ def check_misplaced(calm, said, truth, tmp_path: Path, kind: str, how: str, seed
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     assert code == 0, err
     after = ended(store.root)
-    # What was only on the way to finished results is not made again.
-    assert {name: one for name, one in calm.ended.items() if name in after} == {
-        name: one for name, one in after.items() if name in calm.ended
-    }
-    assert (
-        untrue(
-            numbers(json.loads(said("status", calm.study, "--store", store.root, "--json")[1])),
-            truth["status"],
-        )
-        == {}
-    )
+    # Ancestors of finished results are not computed again.
+    assert all(after[name] == result for name, result in calm.ended.items() if name in after)
+    status = json.loads(said("status", calm.study, "--store", store.root, "--json")[1])
+    assert untrue(numbers(status), truth["status"]) == {}
 
 
-PLACED = ("checkpoints", "trials", "shards", "metadata/checkpoints", "metadata/trials")
-
-
-@pytest.mark.parametrize(
-    ("kind", "how", "seed"),
-    [
-        ("checkpoints", "swapped", 0),
-        ("checkpoints", "copied over", 1),
-        ("trials", "copied into", 0),
-        ("trials", "swapped", 1),
-        ("shards", "swapped", 1),
-        ("metadata/trials", "copied over", 0),
-    ],
-)
-def test_a_folder_under_another_key_is_named_and_not_believed(calm, said, truth, tmp_path, kind, how, seed):
-    check_misplaced(calm, said, truth, tmp_path, kind, how, seed)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("kind", PLACED)
-@pytest.mark.parametrize("how", MISPLACINGS)
-def test_no_folder_under_another_key_is_believed(calm, said, truth, tmp_path, kind, how):
-    first = random.randrange(10**6)
-    for seed in range(first, first + 4):
-        print(kind, how, seed)  # shown if it fails
-        check_misplaced(calm, said, truth, tmp_path / str(seed), kind, how, seed)
-
-
-def test_a_trunk_swapped_with_an_end_is_refused_and_nothing_is_trained_on_it(calm, said, tmp_path):
+def test_a_trunk_swapped_with_a_result_is_refused_and_not_trained_on(calm, said, tmp_path):
     store = calm.copied(tmp_path / "store")
     plan = half_done(calm.study, store)
-    trunk, end = (state.key for state in plan.path(plan.results["clm"])[-2:])
+    trunk, end = (job.key for job in plan.path(plan.results["clm"])[-2:])
     _swap(store.checkpoints / trunk, store.checkpoints / end)
     before = {path.name for path in store.checkpoints.iterdir()}
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
@@ -290,42 +248,145 @@ TRUNK_FILES = (
     "optimizer.safetensors",
     "manifest.json",
 )
+TRUNK_FEW = [("checkpoint.json", "flipped", 0), ("manifest.json", "cut", 0)]
+TRUNK = [(name, *way) for name in TRUNK_FILES for way in TRIES]
 
 
-def check_trunk(calm, said, tmp_path: Path, name: str, damage: str, seed: int) -> None:
-    """It is refused and named; nothing is trained in its place; once it is taken away, all ends as undisturbed."""
+@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(TRUNK_FEW, TRUNK))
+def test_a_damaged_trunk_is_named_and_not_trained_again(calm, said, tmp_path, name, damage, seed):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
-    path = [state.key for state in plan.path(plan.results["two"])]
-    shared = {state.key for state in plan.path(plan.results["clm"])}
+    path = [job.key for job in plan.path(plan.results["two"])]
+    shared = {job.key for job in plan.path(plan.results["clm"])}
     trunk, branch = [key for key in path if key in shared][-1], [key for key in path if key not in shared]
     for key in branch:
         shutil.rmtree(store.checkpoints / key)
-    before = (store.checkpoints / trunk / name).read_bytes()
-    hurt(store.checkpoints / trunk / name, damage, seed)
+    file = store.checkpoints / trunk / name
+    before = file.read_bytes()
+    hurt(file, damage, seed)
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    if (store.checkpoints / trunk / name).is_file() and (
-        store.checkpoints / trunk / name
-    ).read_bytes() == before:
+    if file.is_file() and file.read_bytes() == before:
         return  # a bit of an empty file
     assert code == 1
     assert str(store.checkpoints / trunk) in out
-    assert not [key for key in branch if (store.checkpoints / key).exists()], (
-        "nothing was trained without its trunk"
-    )
+    assert not [key for key in branch if (store.checkpoints / key).exists()], "nothing is trained without it"
     shutil.rmtree(store.checkpoints / trunk)
     code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
     assert code == 0, out + err
-    assert ended(store.root) == calm.ended, "held-out losses and all"
+    assert ended(store.root) == calm.ended, "held-out losses too"
 
 
-@pytest.mark.parametrize(("name", "damage"), [("checkpoint.json", "flipped"), ("manifest.json", "cut")])
-def test_a_damaged_trunk_is_refused_and_not_trained_again_in_silence(calm, said, tmp_path, name, damage):
-    check_trunk(calm, said, tmp_path, name, damage, 0)
+# ---------------------------------------------------------------- unfinished corpora
+
+UNFINISHED_FILES = (
+    "journal.json", "tokenizer/manifest.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
+    "build/train-00000.bin", "build/train-00001.bin", "build/heldout-00000.bin",
+)  # fmt: skip
+UNFINISHED = [(name, *way) for name in UNFINISHED_FILES for way in TRIES]
+UNFINISHED_FEW = [(name, *TRIES[2 + place % 4]) for place, name in enumerate(UNFINISHED_FILES)]
+SHARD_TOKENS = 4_000
 
 
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", TRUNK_FILES)
-@pytest.mark.parametrize(("damage", "seed"), TRIES)
-def test_no_damage_to_a_trunk_is_trained_over(calm, said, tmp_path, name, damage, seed):
-    check_trunk(calm, said, tmp_path, name, damage, seed)
+def tokenized(corpus, store: Store, report: Callable[[str], None] = lambda text: None) -> Path:
+    return tokenize(corpus, store, report=report, processes=1, shard_tokens=SHARD_TOKENS)
+
+
+class Ended(Exception):
+    """Like a kill: what was written stays."""
+
+
+@pytest.fixture(scope="module")
+def unfinished(corpus, tmp_path_factory):
+    """A store with an attempt that ended after its training text was written."""
+    store = Store(tmp_path_factory.mktemp("unfinished"))
+    shown: list[str] = []
+
+    def report(text: str) -> None:
+        shown.append(text)
+        if sum("MB of text" in one for one in shown) == 2:
+            raise Ended
+
+    with pytest.raises(Ended):
+        tokenized(corpus, store, report)
+    return store
+
+
+@pytest.fixture(scope="module")
+def whole(corpus, tmp_path_factory):
+    return verify(tokenized(corpus, Store(tmp_path_factory.mktemp("whole"))))
+
+
+def test_an_unfinished_corpus_is_resumed(corpus, unfinished, whole, tmp_path):
+    shutil.copytree(unfinished.root, tmp_path / "store")
+    printed: list[str] = []
+    assert verify(tokenized(corpus, Store(tmp_path / "store"), printed.append)) == whole
+    assert any("going on" in text for text in printed)
+
+
+@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(UNFINISHED_FEW, UNFINISHED))
+def test_a_damaged_unfinished_corpus_gives_the_same_shards(
+    corpus, unfinished, whole, tmp_path, name, damage, seed
+):
+    shutil.copytree(unfinished.root, tmp_path / "store")
+    store = Store(tmp_path / "store")
+    (attempt,) = store.attempts.iterdir()
+    hurt(attempt / name, damage, seed)
+    assert verify(tokenized(corpus, store)) == whole
+    assert not list(store.attempts.iterdir())
+
+
+# ---------------------------------------------------------------- exported models
+# They have no manifest, since other tools write and read them too. Their content is part of the key instead.
+
+MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+MODELS = [(name, *way) for name in MODEL_FILES for way in TRIES]
+MODELS_FEW = [
+    ("config.json", "cut", 0),
+    ("model.safetensors", "flipped", 0),
+    ("tokenizer.json", "emptied", 0),
+]
+
+
+@pytest.fixture(scope="module")
+def exported(calm, tmp_path_factory):
+    """The study's end as a folder, and the store of its evaluation."""
+    from faults.kinds import plan_of
+    from typer.testing import CliRunner
+
+    from biphase.cli import app
+
+    folder = tmp_path_factory.mktemp("exported") / "model"
+    key = plan_of(calm.study, calm.store).results["on"]
+    done = CliRunner().invoke(app, ["export", key, str(folder), "--store", str(calm.store.root)])
+    assert done.exit_code == 0, done.output
+    return folder
+
+
+@pytest.fixture
+def evaluated(calm, verb):
+    """Return the trials of an evaluation by their keys, or None if it was refused."""
+
+    def typed(folder, store):
+        tasks = calm.study.parent / "tasks" / "beasts"
+        words = ["--tasks", tasks, "--lrs", "1e-3", "--seeds", "0", "--steps", "2"]
+        code, out, err = verb("evaluate", folder, *words, "--quiet", "--store", store)
+        assert "Traceback" not in out + err
+        assert code in (0, 1, 2)
+        if code:
+            assert str(folder) in out + err, "it is named"
+            return None
+        found = (store / "trials").glob("*/trial.json")
+        return {path.parent.name: json.loads(path.read_text())["scores"] for path in found}
+
+    return typed
+
+
+@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(MODELS_FEW, MODELS))
+def test_a_damaged_model_is_refused_or_has_another_key(exported, evaluated, tmp_path, name, damage, seed):
+    folder = tmp_path / "model"
+    shutil.copytree(exported, folder)
+    whole = evaluated(folder, tmp_path / "whole")
+    assert whole is not None
+    hurt(folder / name, damage, seed)
+    for key, scores in (evaluated(folder, tmp_path / "hurt") or {}).items():
+        assert whole.get(key, scores) == scores, "another model has another key"

@@ -24,7 +24,7 @@ from biphase.errors import BiphaseError
 from biphase.export.folder import find
 from biphase.models.hub import trunk
 from biphase.specs import Hub
-from biphase.store import Store
+from biphase.store import Store, with_checksum
 from biphase.study.build import finetuning
 from biphase.study.costs import _shape_of_folder
 from biphase.study.datasets import tasks_named
@@ -32,10 +32,10 @@ from biphase.study.load import corpus_named, load
 from biphase.study.plan import identities, make_plan
 from biphase.tasks.load import load as load_task
 
-LEAF = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)
+SCALAR = some.none() | some.booleans() | some.integers() | some.floats() | some.text(max_size=8)
 ANY = some.recursive(
-    LEAF,
-    lambda one: some.lists(one, max_size=3) | some.dictionaries(some.text(max_size=6), one, max_size=3),
+    SCALAR,
+    lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
 SMALL = ANY.filter(
@@ -44,16 +44,16 @@ SMALL = ANY.filter(
 PLACES = some.lists(some.integers(0, 1_000), min_size=1, max_size=3)
 
 
-def put(told: Any, place: list[int], new: Any) -> Any:
+def put(data: Any, place: list[int], new: Any) -> Any:
     """JSON with one value, found by going down, replaced by another."""
     inside = (
-        list(told) if isinstance(told, dict) else list(range(len(told))) if isinstance(told, list) else []
+        list(data) if isinstance(data, dict) else list(range(len(data))) if isinstance(data, list) else []
     )
     if not inside or not place:
         return new
     at = inside[place[0] % len(inside)]
-    changed = told.copy()
-    changed[at] = put(told[at], place[1:], new)
+    changed = data.copy()
+    changed[at] = put(data[at], place[1:], new)
     return changed
 
 
@@ -73,10 +73,10 @@ def only_our_refusals(work: Callable[[], Any]) -> None:
 def planned(written, place, new):
     """A plan.json of which one value, somewhere in its study, is something else."""
     folder, store, plan = written
-    told = plan.to_json()
-    told["study"] = put(told["study"], place, new)
+    data = plan.to_json()
+    data["study"] = put(data["study"], place, new)
     path = folder / "plan.json"
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(with_checksum(data)))
     only_our_refusals(lambda: make_plan(load(path).study, identities(store)))
 
 
@@ -97,11 +97,11 @@ def of_any_bytes(written, content):
         _shape_of_folder(Path(place))
 
 
-def of_a_row(written, told):
+def of_a_row(written, data):
     """Rows of a task that are JSON, and hold anything."""
     folder, _, plan = written
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        rows = [{"text": "a", "label": 0}, told, {"text": "b", "label": 1}]
+        rows = [{"text": "a", "label": 0}, data, {"text": "b", "label": 1}]
         for part in ("train", "validation", "test"):
             (Path(place) / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
         task = plan.study.finetune.tasks[0]
@@ -112,12 +112,8 @@ def of_a_configuration(written, field, value):
     """A model whose configuration says anything."""
     with tempfile.TemporaryDirectory(dir=written[0]) as place:
         config = {
-            "model_type": "bert",
-            "hidden_size": 8,
-            "num_hidden_layers": 1,
-            "num_attention_heads": 2,
-            "vocab_size": 16,
-        }
+            "model_type": "bert", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 16,
+        }  # fmt: skip
         (Path(place) / "config.json").write_text(json.dumps(config | {field: value}))
         (Path(place) / "model.safetensors").write_bytes(b"\x02\0\0\0\0\0\0\0{}")
         _shape_of_folder(Path(place))
@@ -142,18 +138,10 @@ def of_words(written, word):
     only_our_refusals(lambda: finetuning(plan.study.finetune.tasks, word, word, word, word, word, 0))
 
 
-FIELDS = some.sampled_from(
-    [
-        "model_type",
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "vocab_size",
-        "architectures",
-        "auto_map",
-        "layer_types",
-    ]
-)
+FIELDS = some.sampled_from([
+    "model_type", "hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "architectures", "auto_map",
+    "layer_types",
+])  # fmt: skip
 PROPERTIES = {
     "plan": (planned, (PLACES, ANY)),
     "bytes": (of_any_bytes, (some.binary(max_size=80),)),
@@ -163,24 +151,22 @@ PROPERTIES = {
 }
 
 
-def tried(name: str, written: Any, examples: int) -> None:
+CASES = [pytest.param(name, 15, id=name) for name in PROPERTIES] + [
+    pytest.param(
+        name, 200 if name == "configuration" else 2_000, marks=pytest.mark.campaign, id=f"{name}, many"
+    )
+    for name in PROPERTIES  # a configuration loads a model each time
+]
+
+
+@pytest.mark.parametrize(("name", "examples"), CASES)
+def test_any_input_is_accepted_or_refused_by_an_error_of_ours(name, examples, written):
     check, strategies = PROPERTIES[name]
-    calm = settings(
+    tried = settings(
         max_examples=examples,
         derandomize=True,
         database=None,
         deadline=None,
         suppress_health_check=list(HealthCheck),
     )
-    calm(given(some.tuples(*strategies))(lambda drawn: check(written, *drawn)))()
-
-
-@pytest.mark.parametrize("name", PROPERTIES)
-def test_whatever_is_given_a_refusal_is_one_line_of_ours(name, written):
-    tried(name, written, 15)
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("name", PROPERTIES)
-def test_whatever_is_given_many_times_a_refusal_is_one_line_of_ours(name, written):
-    tried(name, written, 200 if name == "configuration" else 2_000)  # that one loads a model each time
+    tried(given(some.tuples(*strategies))(lambda drawn: check(written, *drawn)))()

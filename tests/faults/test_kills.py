@@ -1,4 +1,4 @@
-"""A study that tokenizes, trains, branches, goes on, fine-tunes and reports, killed at random moments, loses nothing.
+"""A study killed at random moments ends in the same bits as one that was left alone.
 
 BIPHASE_KILLS=120 pytest -s -m campaign tests/faults/test_kills.py
 """
@@ -10,35 +10,127 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from faults.tiny import documents, ended, report_bytes, set_times_alike, write_study
 
+from biphase.leases import Leases
+
 DRIVER = Path(__file__).with_name("kill_driver.py")
 KILLS = int(os.environ.get("BIPHASE_KILLS", "10"))
 
+PRETRAINING = '''
+"""Does killing change a checkpoint?"""
+from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
+
+
+def run(name, *stages, **fields):
+    defaults = dict(start=tiny, corpus=corpus, packing=Chunks(32, shortest=4), batch_tokens=256,
+                    schedule=WSD(peak=3e-3, warmup=5, decay=10), seed=7)
+    return Pretrain(name, stages=stages, heldout_every=20, heldout_tokens=512, **(defaults | fields))
+
+
+clm = run("clm", Stage(CLM(), {steps}))
+study = Study("killed", runs=(
+    clm,
+    run("two", Stage(CLM(), {half}), Stage(MLM(0.4), {half})),
+    run("mlm", Stage(MLM(0.4, replace=(0.8, 0.1, 0.1)), {steps})),
+    Pretrain("on", start=clm, stages=(Stage(MLM(0.4), {half}),), heldout_every=20, heldout_tokens=512),
+))
+'''
+
+GRID = '''
+"""Does killing change a score?"""
+from dataclasses import replace
+
+from biphase import (
+    BPE, CATALOG, CLM, WSD, Chunks, Corpus, Finetune, Pretrain, Retrieve, Size, Stage, Study,
+)
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+clm = Pretrain(
+    "clm", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=(Stage(CLM(), 8),),
+    packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=1, decay=2), keep=(4,),
+    heldout_every=8, heldout_tokens=512,
+)
+
+
+def small(name, steps):
+    task = CATALOG[name]
+    return replace(task, steps=steps, batch=8, splits=replace(task.splits, rows=(64, 32, 32)))
+
+
+facts = small("scifact-mini", 10)
+lent = replace(
+    facts, name="lent", form=Retrieve(), splits=replace(facts.splits, train=""), trained_on="scifact-mini"
+)
+study = Study("killed", runs=(clm,), finetune=Finetune(
+    (small("sources-mini", 20), small("wikiann-mini", 20), small("squadshifts-mini", 10), facts, lent),
+    lrs=(1e-3, 3e-3), seeds=(0, 1), protocol={protocol!r}, precision="fp32", documents="judged",
+))
+'''
+
+
+def drive(study: Path, folder: Path, kills: int, seed: int, *more: str) -> dict[str, Any]:
+    """Kill the study, and compare every store with the one that was left alone."""
+    command = [sys.executable, DRIVER, study, folder, str(kills), str(seed), *more]
+    finished = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * kills, check=False)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    report = json.loads(finished.stdout.splitlines()[-1])
+    assert report["kills"] >= kills
+    assert set(report["codes"]) == {"0"}, "attempts that were not killed succeeded"
+    calm, *killed = map(Path, report["stores"])
+    for store in killed:
+        assert ended(store) == ended(calm)
+        holders = Leases(store / "leases").holders().values()
+        assert not [holder for holder in holders if holder.alive is not False], (
+            "a finished study holds no job"
+        )
+    return report
+
+
+@pytest.mark.parametrize(
+    ("kills", "steps", "seed"),
+    [(4, 40, 0), *(pytest.param(25, 400, seed, marks=pytest.mark.campaign) for seed in (1, 2))],
+)
+def test_kills_during_pretraining_change_no_bit(corpus, tmp_path, kills, steps, seed):
+    study = tmp_path / "study.py"
+    study.write_text(PRETRAINING.format(source=corpus.source, steps=steps, half=steps // 2))
+    drive(study, tmp_path / "stores", kills, seed)
+
 
 @pytest.mark.campaign
-def test_no_kill_loses_a_job_or_changes_a_bit(verb, tmp_path, capsys):
+@pytest.mark.parametrize(("protocol", "seed"), [("standard", 1), ("paper", 2)])
+def test_kills_during_fine_tuning_change_no_score(corpus, tmp_path, protocol, seed):
+    study = tmp_path / "study.py"
+    study.write_text(GRID.format(source=corpus.source, protocol=protocol))
+    report = drive(study, tmp_path / "stores", 10, seed, "grid")
+    killed = [Path(store) for store in report["stores"][1:]]
+    assert any((store / "leases" / "takeovers.jsonl").exists() for store in killed), "some held a fine-tuning"
+    for store in killed:
+        assert len(list((store / "trials").iterdir())) == 2 * 5 * 4
+        assert not list((store / "unfinished").iterdir()), "checkpoints of fine-tunings are removed"
+
+
+@pytest.mark.campaign
+def test_kills_of_a_whole_study_and_its_reports_change_nothing(verb, tmp_path, capsys):
     study = write_study(tmp_path / "input", documents(1_500), steps=40, tuned=10)
-    words = [sys.executable, DRIVER, study, tmp_path / "killed", str(KILLS), "1"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60 + 30 * KILLS)
-    assert done.returncode == 0, done.stderr[-3000:]
-    told = json.loads(done.stdout.splitlines()[-1])
+    report = drive(study, tmp_path / "stores", KILLS, 1)
     with capsys.disabled():
-        print(f"\n{told['kills']} kills in {len(told['stores']) - 1} studies: {told['fell']}")
-    assert told["kills"] >= KILLS
-    assert set(told["codes"]) == {"0"}, "whatever was not killed ended well"
+        print(f"\n{report['kills']} kills in {len(report['stores']) - 1} studies: {report['fell']}")
     if KILLS >= 100:
-        assert {"tokenize", "trunk", "branch", "go on", "fine-tune", "report"} <= set(told["fell"])
+        assert {"tokenize", "trunk", "branch", "go on", "fine-tune", "report"} <= set(report["fell"])
 
     def reported(store: Path) -> dict[str, str]:
         set_times_alike(store)
         assert verb("report", study, "--store", store, "--out", store.with_suffix(".report"))[0] == 0
         return report_bytes(store.with_suffix(".report"))
 
-    calm, *killed = map(Path, told["stores"])
-    end, page = ended(calm), reported(calm)
+    calm, *killed = map(Path, report["stores"])
+    page = reported(calm)
     for store in killed:
-        assert ended(store) == end
         assert reported(store) == page

@@ -16,20 +16,7 @@ from faults.tiny import ended
 
 DRIVER = Path(__file__).with_name("fault_driver.py")
 FAULTS = int(os.environ.get("BIPHASE_FAULTS", "20"))
-SIZES = (
-    6_000,
-    8_000,
-    10_000,
-    20_000,
-    30_000,
-    45_000,
-    60_000,
-    80_000,
-    100_000,
-    120_000,
-    200_000,
-    400_000,
-)  # bytes
+SIZES = (6, 8, 10, 20, 30, 45, 60, 80, 100, 120, 200, 400)  # thousand bytes
 
 
 @pytest.fixture
@@ -42,10 +29,10 @@ def machine(calm):
         done = subprocess.run(words, capture_output=True, text=True, timeout=60 + 60 * len(faults))
         assert done.returncode == 0, done.stderr[-3000:]
         found = json.loads(done.stdout.splitlines()[-1])
-        for place, (fault, one) in enumerate(zip(faults, found, strict=True)):
-            assert one["code"] in (0, 1, 2), (fault, one["said"][-3000:])
-            assert "Traceback" not in one["said"], (fault, one["said"][-3000:])
-            assert one["after"] == 0, (fault, one["told"][-3000:])
+        for place, (fault, attempt) in enumerate(zip(faults, found, strict=True)):
+            assert attempt["code"] in (0, 1, 2), (fault, attempt["output"][-3000:])
+            assert "Traceback" not in attempt["output"], (fault, attempt["output"][-3000:])
+            assert attempt["after"] == 0, (fault, attempt["log"][-3000:])
             assert ended(folder / f"store-{place}") == calm.ended, fault
         return found
 
@@ -56,13 +43,13 @@ def machine(calm):
 def test_a_machine_that_refuses_is_told_of_and_nothing_is_lost(machine):
     memory, read_only, full = machine(("memory", 5), ("read-only", 0), ("full", 40))
     assert memory["code"] == 1
-    assert "failed: MemoryError" in memory["said"]
+    assert "failed: MemoryError" in memory["output"]
     assert read_only["code"] == 2
-    assert read_only["said"].splitlines()[-1].startswith("error: ")
-    assert "store-1" in read_only["said"].splitlines()[-1], "the folder is named"
-    assert "see who may read and write there" in read_only["said"]
+    assert read_only["output"].splitlines()[-1].startswith("error: ")
+    assert "store-1" in read_only["output"].splitlines()[-1], "the folder is named"
+    assert "permissions" in read_only["output"]
     assert full["code"] != 0
-    assert "No space left" in full["said"]
+    assert "No space left" in full["output"]
 
 
 @pytest.mark.campaign
@@ -73,15 +60,15 @@ def test_memory_of_a_device_rights_and_handles_too(machine):
     assert counted["code"] == 0
     assert counted["contacts"] > 100
     assert device["code"] == 1
-    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate" in device["said"]
+    assert "OutOfMemoryError: CUDA out of memory. Tried to allocate" in device["output"]
     assert locked["code"] == 2
-    said = " ".join(locked["said"].replace("│", " ").split())  # the parser of the command line draws a box
-    assert "Invalid value for '--store'" in said
-    assert "is not readable" in said
+    text = " ".join(locked["output"].replace("│", " ").split())  # the parser of the command line draws a box
+    assert "Invalid value for '--store'" in text
+    assert "is not readable" in text
     assert handles["code"] != 0
-    assert "Too many open files" in handles["said"]
+    assert "Too many open files" in handles["output"]
     assert first["code"] == 2
-    assert "No space left" in first["said"]
+    assert "No space left" in first["output"]
 
 
 @pytest.mark.campaign
@@ -89,7 +76,7 @@ def test_a_disk_full_at_any_contact_loses_nothing(machine, capsys):
     """Moments spread over the whole study, which has about 620 contacts with the disk."""
     chance = random.Random(1)
     found = machine(*[("full", chance.randrange(1, 620)) for _ in range(FAULTS)])
-    failed = sum(one["code"] != 0 for one in found)
+    failed = sum(attempt["code"] != 0 for attempt in found)
     with capsys.disabled():
         print(f"\n{len(found)} times no room, {failed} of them stopped the study, 0 changed a result")
     assert failed > FAULTS / 2
@@ -97,7 +84,9 @@ def test_a_disk_full_at_any_contact_loses_nothing(machine, capsys):
 
 @pytest.mark.campaign
 def test_a_write_that_fails_in_its_middle_loses_nothing(machine, capsys):
-    found = machine(*[("file", size) for size in SIZES])
+    found = machine(*[("file", 1_000 * size) for size in SIZES])
     with capsys.disabled():
-        print(f"\n{len(found)} sizes, {sum(one['code'] != 0 for one in found)} of them stopped the study")
+        print(
+            f"\n{len(found)} sizes, {sum(attempt['code'] != 0 for attempt in found)} of them stopped the study"
+        )
     assert found[0]["code"] != 0

@@ -1,4 +1,4 @@
-"""Datasets and corpora that are replaced behind a study's back: old scores never stand for new data."""
+"""Datasets and corpora that are replaced while a study runs: old scores are never reported for new data."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ def mine(calm, tmp_path) -> tuple[Path, Store]:
 
 
 def left(study: Path, store: Store) -> int:
-    """Pieces and trials that are not there, as a plan of today sees it."""
+    """Return the number of missing checkpoints and trials in a new plan."""
     plan = plan_of(study, store)
-    trials = [trial.key for one in finetunings(plan) for trial in one.trials]
+    trials = [trial.key for training in finetunings(plan) for trial in training.trials]
     return sum(not store.has(store.checkpoints / key) for key in plan.jobs) + sum(
         not store.has(store.trials / key) for key in trials
     )
@@ -80,7 +80,7 @@ def fool(store: Store, path: Path, digest: str) -> None:
 @pytest.mark.parametrize(
     ("name", "how"), [("tasks/beasts/test.jsonl", "in place"), ("text/train.jsonl", "by rename")]
 )
-def test_a_file_replaced_at_the_same_size_and_time_is_another_one(mine, name, how):
+def test_a_replaced_file_of_the_same_size_and_time_has_another_key(mine, name, how):
     study, store = mine
     replace(study.parent / name, how, random.Random(0))
     plan = plan_of(study, store)
@@ -103,12 +103,12 @@ def test_no_replaced_file_keeps_its_key(mine):
         assert left(study, store) == 0
 
 
-def test_a_trial_is_not_computed_on_data_that_the_plan_does_not_know(mine, verb):
+def test_a_trial_is_not_computed_on_unplanned_data(mine, verb):
     study, store = mine
     path = study.parent / "tasks" / "beasts" / "train.jsonl"
     digest = HashMemory(store).sha256(path)
-    before = {one.name for one in store.trials.iterdir()}
-    missing = next(trial.key for one in finetunings(plan_of(study, store)) for trial in one.trials)
+    before = {folder.name for folder in store.trials.iterdir()}
+    missing = next(trial.key for training in finetunings(plan_of(study, store)) for trial in training.trials)
     store.discard(store.trials / missing)
     in_place(path, turned(path.read_bytes(), random.Random(1)))
     fool(store, path, digest)
@@ -117,13 +117,13 @@ def test_a_trial_is_not_computed_on_data_that_the_plan_does_not_know(mine, verb)
     assert code == 2
     assert "beasts" in err.splitlines()[-1]
     assert len(err.splitlines()[-1]) < 500
-    assert {one.name for one in store.trials.iterdir()} == before - {missing}
+    assert {folder.name for folder in store.trials.iterdir()} == before - {missing}
     assert left(study, store) == 12, "what was read is remembered: the next plan is of the files as they are"
     assert verb("run", study, "--store", store.root, "--quiet")[0] == 0
     assert left(study, store) == 0
 
 
-def test_verify_reads_what_is_remembered_again(mine, verb):
+def test_verify_ignores_cached_hashes(mine, verb):
     study, store = mine
     path = study.parent / "tasks" / "numbers" / "test.jsonl"
     digest = HashMemory(store).sha256(path)
@@ -131,19 +131,19 @@ def test_verify_reads_what_is_remembered_again(mine, verb):
     for words in (["status"], ["plan"]):
         fool(store, path, digest)
         done = json.loads(verb(*words, study, "--store", store.root, "--json")[1])
-        assert told(done) == 24, "the memory is fooled"
+        assert tuned(done) == 24, "the memory is fooled"
         done = json.loads(verb(*words, study, "--store", store.root, "--json", "--verify")[1])
-        assert told(done) == 12
+        assert tuned(done) == 12
     fool(store, path, digest)
     assert verb("run", study, "--store", store.root, "--quiet", "--verify")[0] == 0
     assert left(study, store) == 0
 
 
-def told(said: dict) -> int:
-    return said["finetunings_done"] if "finetunings_done" in said else said["finetunings"]["done"]
+def tuned(facts: dict) -> int:
+    return facts["finetunings_done"] if "finetunings_done" in facts else facts["finetunings"]["done"]
 
 
-def test_a_corpus_is_not_tokenized_under_the_hash_of_another(mine, verb):
+def test_a_changed_corpus_is_not_tokenized_under_the_old_hash(mine, verb):
     study, store = mine
     path = study.parent / "text" / "train.jsonl"
     digest = HashMemory(store).sha256(path)
@@ -155,6 +155,6 @@ def test_a_corpus_is_not_tokenized_under_the_hash_of_another(mine, verb):
     fool(store, path, digest)
     code, _, err = verb("run", study, "--store", store.root, "--quiet")
     assert code == 2
-    assert "have changed since the study was planned" in err.splitlines()[-1]
+    assert "changed" in err.splitlines()[-1]
     assert not store.has(shards)
     assert plan_of(study, store).results != plan.results, "the next plan is of the text as it is"

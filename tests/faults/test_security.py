@@ -1,4 +1,4 @@
-"""Models, datasets, stores and names from strangers: refused, or shown harmless.
+"""Untrusted models, datasets, stores and names are refused or do no harm.
 
 Beside this: a pickle in place of weights and code beside a model, tests/models/test_encoder.py; packed ledgers that climb,
 link, lie or explode, tests/study/test_parcel.py; who may ask the live page, tests/report/test_watch.py; a browser that
@@ -46,22 +46,18 @@ class Payload:
 
 @pytest.fixture
 def model(tmp_path):
-    shape = {
-        "hidden_size": 8,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "vocab_size": 16,
-    }
     folder = tmp_path / "model"
-    BertModel(BertConfig(**shape)).save_pretrained(folder)
+    config = BertConfig(
+        hidden_size=8, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, vocab_size=16
+    )
+    BertModel(config).save_pretrained(folder)
     return folder
 
 
-def test_a_pickle_under_the_name_of_weights_is_not_opened(model, tmp_path):
+def test_a_pickle_named_as_weights_is_not_loaded(model, tmp_path):
     for name in ("model.safetensors", "pytorch_model.bin", "training_args.bin", "optimizer.pt"):
         (model / name).write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
-    with pytest.raises(ModelError, match="cannot be loaded"):
+    with pytest.raises(ModelError, match="cannot be"):
         trunk(Hub(str(model)))
     assert not (tmp_path / "ran").exists()
 
@@ -69,17 +65,17 @@ def test_a_pickle_under_the_name_of_weights_is_not_opened(model, tmp_path):
 @pytest.mark.parametrize(
     "name", ["../outside.safetensors", "/etc/outside.safetensors", "a/../../outside.safetensors"]
 )
-def test_a_list_of_weights_that_climbs_out_of_its_folder_is_refused(model, name, tmp_path):
+def test_a_weight_index_with_a_path_outside_is_refused(model, name, tmp_path):
     weights = {"embeddings.word_embeddings.weight": torch.zeros(16, 8)}
     save_file(weights, str(tmp_path / "outside.safetensors"), {"format": "pt"})
     (model / "model.safetensors").unlink()
     listed = {"metadata": {}, "weight_map": dict.fromkeys(weights, name)}
     (model / "model.safetensors.index.json").write_text(json.dumps(listed))
-    with pytest.raises(ModelError, match="not a file beside it"):
+    with pytest.raises(ModelError, match="outside"):
         trunk(Hub(str(model)))
 
 
-def test_code_that_a_tokenizer_wants_is_never_run(model, verb, tmp_path, monkeypatch):
+def test_code_of_a_tokenizer_is_never_run(model, verb, tmp_path, monkeypatch):
     monkeypatch.setattr("builtins.input", lambda *said: "y")
     (model / "words.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Words: ...\n")
     wanted = {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": ["words.Words", None]}}
@@ -109,19 +105,19 @@ def test_code_beside_a_dataset_is_never_run(verb, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/hostname", "a/../../secret"])
-def test_a_manifest_that_climbs_out_of_its_folder_is_refused(name, tmp_path):
+def test_a_manifest_with_a_path_outside_is_refused(name, tmp_path):
     (tmp_path / "secret").write_text("secret")
     place = tmp_path / "checkpoints" / "key"
     place.mkdir(parents=True)
     entry = {"bytes": 6, "sha256": hashlib.sha256(b"secret").hexdigest()}
     (place / "manifest.json").write_text(json.dumps({"key": "key", "files": {name: entry}}))
-    with pytest.raises(StoreError, match="is no manifest"):
+    with pytest.raises(StoreError, match="manifest"):
         verify(place)
-    with pytest.raises(StoreError, match="is no manifest"):
+    with pytest.raises(StoreError, match="manifest"):
         read_verified(place, name)
 
 
-def test_an_unfinished_corpus_that_climbs_out_of_its_folder_is_begun_again(tmp_path):
+def test_a_journal_with_a_path_outside_is_not_resumed(tmp_path):
     """Its journal says which files to go on with, and the last of them is written again."""
     (tmp_path / "build").mkdir()
     (tmp_path / "outside.bin").write_bytes(b"precious, and more")
@@ -159,26 +155,22 @@ def paged(folder: Path, name: str, words: str) -> tuple[Tags, str]:
     study.write_text(text)
     store = Store(folder / "store")
     plan = plan_of(study, store)
-    for key in (*plan.jobs, *(one.key for one in finetunings(plan))):
+    for key in (*plan.jobs, *(training.key for training in finetunings(plan))):
         ledger.note_failure(plan, store, key, RuntimeError(words))
     built = build(plan, store, folder / "report", static=False)
     return Tags(built.page.read_text()), built.page.read_text()
 
 
-def test_names_questions_labels_and_errors_are_text_on_the_page(tmp_path):
+def test_names_and_errors_are_escaped_on_the_page(tmp_path):
     plain, _ = paged(tmp_path / "plain", "a-name", "some words")
     evil, text = paged(tmp_path / "evil", EVIL_NAME, EVIL)
-    assert (evil.scripts, evil.images, evil.handlers, evil.links) == (
-        plain.scripts,
-        plain.images,
-        plain.handlers,
-        plain.links,
-    )
+    for kind in ("scripts", "images", "handlers", "links"):
+        assert getattr(evil, kind) == getattr(plain, kind), kind
     assert "alert(1)</script>" not in text
     assert "&lt;img src=x" in text, "it is shown, as text"
 
 
-def test_a_study_or_a_result_cannot_be_named_out_of_the_store(verb, tmp_path):
+def test_a_study_name_cannot_leave_the_store(verb, tmp_path):
     study = write_study(tmp_path / "input", ["a"] * 40)
     text = study.read_text()
     for name in ("../out", "/out", "a/b", "..", "a\\x00b"):
@@ -187,7 +179,7 @@ def test_a_study_or_a_result_cannot_be_named_out_of_the_store(verb, tmp_path):
         assert (code, len(err.splitlines())) == (2, 1), name
 
 
-def test_nothing_becomes_a_command_of_a_shell_or_an_expression():
+def test_no_shell_command_and_no_eval():
     """Only a study file is run, and only by `exec` of it in study/load.py."""
     for path in (Path(__file__).parents[2] / "src" / "biphase").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -195,4 +187,4 @@ def test_nothing_becomes_a_command_of_a_shell_or_an_expression():
                 called = ast.unparse(node.func)
                 assert called not in ("eval", "os.system", "os.popen", "subprocess.getoutput"), path
                 assert called != "exec" or path.name == "load.py", path
-                assert not any(one.arg == "shell" for one in node.keywords), path
+                assert not any(keyword.arg == "shell" for keyword in node.keywords), path

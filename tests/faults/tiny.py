@@ -1,6 +1,6 @@
 """One tiny study that does everything: tokenizes, trains a shared trunk, branches, goes on, fine-tunes, reports.
 
-What its end looks like is told without times, which differ from run to run: hashes of every tensor and shard, scores
+What its end looks like excludes times, which differ from run to run: hashes of every tensor and shard, scores
 and values of every trial, and the report as it would be with all times set alike.
 """
 
@@ -83,22 +83,22 @@ def ended(store: Path) -> dict[str, Any]:
     """Everything a finished study says, but for times. Every manifest is checked on the way."""
     found: dict[str, Any] = {}
     for kind in ("shards", "checkpoints", "trials"):
-        for place in sorted((store / kind).iterdir()):
+        for place in sorted((store / kind).glob("*")):
             entries = verify(place)
             heavy = {
                 name: one["sha256"] for name, one in entries.items() if not name.endswith((".json", ".jsonl"))
             }
-            found[f"{kind}/{place.name}"] = heavy | _said(place)
+            found[f"{kind}/{place.name}"] = heavy | _facts(place)
     return found
 
 
-def _said(place: Path) -> dict[str, Any]:
+def _facts(place: Path) -> dict[str, Any]:
     if place.parent.name == "checkpoints":
-        told = json.loads((place / "checkpoint.json").read_text())
+        data = json.loads((place / "checkpoint.json").read_text())
         lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
         return {
             "progress": {
-                name: told["progress"][name] for name in ("step", "next_sample", "tokens", "skipped")
+                name: data["progress"][name] for name in ("step", "next_sample", "tokens", "skipped")
             },
             "lines": [{name: one for name, one in line.items() if name != "seconds"} for line in lines],
         }
@@ -108,16 +108,16 @@ def _said(place: Path) -> dict[str, Any]:
 
 
 def set_times_alike(store: Path) -> None:
-    """Let every state and trial have taken the same time, so that two stores of one study report the same bytes."""
+    """Let every checkpoint and trial have taken the same time, so that two stores of one study report the same bytes."""
     for place in [*(store / "checkpoints").iterdir(), *(store / "trials").iterdir()]:
         for path in (place / "checkpoint.json", place / "trial.json"):
             if path.is_file():
-                told = json.loads(path.read_text())
-                if "progress" in told:
-                    told["progress"] |= {"seconds": 1.0, "machine": told["progress"]["machine"]}
+                data = json.loads(path.read_text())
+                if "progress" in data:
+                    data["progress"] |= {"seconds": 1.0, "machine": data["progress"]["machine"]}
                 else:
-                    told["seconds"] = {"train": 1.0, "score": 1.0}
-                path.write_text(json.dumps(told))
+                    data["seconds"] = {"train": 1.0, "score": 1.0}
+                path.write_text(json.dumps(data))
         lines = place / "metrics.jsonl"
         if lines.is_file():
             every = [json.loads(line) | {"seconds": 1.0} for line in lines.read_text().splitlines()]

@@ -11,6 +11,7 @@ import shutil
 import threading
 
 import pytest
+from playwright.sync_api import expect, sync_playwright
 
 from biphase import CLM, MLM, TASKS, Finetune, Stage, Study
 from biphase.report.build import build
@@ -39,8 +40,6 @@ BROWSER = executable()
 
 @pytest.fixture(scope="module")
 def browser():
-    from playwright.sync_api import sync_playwright
-
     with sync_playwright() as tool:
         opened = tool.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
         yield opened
@@ -87,7 +86,7 @@ def allowed(url, address):
 def drawn(page, figure):
     place = page.locator(f'[data-figure="{figure}"]')
     place.scroll_into_view_if_needed()
-    page.wait_for_selector(f'[data-figure="{figure}"] .drawn .main-svg')
+    page.wait_for_selector(f'[data-figure="{figure}"] .drawn svg.marks')
     return place
 
 
@@ -115,7 +114,7 @@ def test_the_text_is_painted_before_the_library_is_parsed(browser, visit):
     context = browser.new_context()
     context.add_init_script(
         """let library;
-        Object.defineProperty(window, "Plotly", {
+        Object.defineProperty(window, "vegaEmbed", {
           get: () => library, set: made => { library = made; window.parsed ||= performance.now(); }, configurable: true,
         });"""
     )
@@ -260,33 +259,32 @@ def test_runs_open_with_their_way(visit, built):
     assert run.locator(".detail").is_visible(), "a run moves with what was opened of it"
 
 
+def texts(page, figure):
+    return page.locator(f'[data-figure="{figure}"] svg.marks text').all_text_contents()
+
+
 def test_figures_answer_to_hover_and_legend(visit, built):
     page = visit()
-    place = drawn(page, "losses")
-    names = place.locator(".legend .traces")
-    assert names.count() > 1
-    hidden = "() => document.querySelector('[data-figure=losses] .drawn').data.filter(one => one.visible === 'legendonly').length"
-    assert page.evaluate(hidden) == 0
-    names.nth(0).locator(".legendtoggle").click()
-    page.wait_for_function(f"() => ({hidden})() > 0")
-    point = page.evaluate(
-        """() => {
-          const box = document.querySelector('[data-figure=losses] .drawn'), full = box._fullLayout;
-          const trace = box._fullData.find(one => one.visible === true && one.mode.includes('lines') && one.hoverinfo !== 'skip');
-          const [x, y] = [full[trace.xaxis.replace('x', 'xaxis')], full[trace.yaxis.replace('y', 'yaxis')]];
-          const at = Math.floor(trace.x.length / 2), around = box.getBoundingClientRect();
-          return [around.left + x._offset + x.d2p(trace.x[at]), around.top + y._offset + y.d2p(trace.y[at])];
-        }"""
-    )
-    page.mouse.move(*point)
-    page.wait_for_selector("[data-figure=losses] .hoverlayer .hovertext")
+    drawn(page, "losses")
+    figure = next(one for one in built.content.figures if one.id == "losses")
+    names = [series.name for series in figure.entries]
+    assert texts(page, "losses")[-len(names) :] == names
+    lines = "document.querySelectorAll('[data-figure=losses] .mark-line path').length"
+    count = page.evaluate(lines)
+    page.locator('[data-figure=losses] [class~="entry-0"] path').click()
+    page.wait_for_function(f"() => {lines} < {count}")
+    page.locator('[data-figure=losses] [class~="entry-0"] path').click()
+    page.wait_for_function(f"() => {lines} === {count}")
+    page.locator('[data-figure=losses] [class~="cells-1"] path').first.hover()
+    hovers = {text for series in figure.panels[1].series for text in series.hover}
+    assert page.locator("#tip").inner_text() in hovers
 
 
 def test_every_figure_is_drawn_when_it_comes_near(visit, built):
     page = visit()
     for figure in built.content.figures:
         place = drawn(page, figure.id)
-        assert place.locator(".main-svg").first.bounding_box()["height"] > 100
+        assert place.locator("svg.marks").first.bounding_box()["height"] > 100
     assert page.locator(".plot .waiting").count() == 0
 
 
@@ -294,7 +292,14 @@ def test_every_figure_is_drawn_when_it_comes_near(visit, built):
 def test_the_page_never_scrolls_sideways(visit, built, width):
     page = visit(width=width)
     for figure in built.content.figures:
-        drawn(page, figure.id)
+        svg = drawn(page, figure.id).locator("svg.marks").bounding_box()
+        boxes = page.evaluate(
+            "id => [...document.querySelectorAll(`[data-figure=${id}] svg.marks text`)].map(text => text.getBoundingClientRect())",
+            figure.id,
+        )
+        assert all(
+            svg["x"] - 1 <= box["left"] and box["right"] <= svg["x"] + svg["width"] + 1 for box in boxes
+        )
     page.evaluate("document.querySelectorAll('.claim').forEach(claim => claim.open = true)")
     page.evaluate("document.querySelectorAll('.run .open').forEach(button => button.click())")
     page.get_by_role("button", name="Show them").click()
@@ -304,7 +309,7 @@ def test_the_page_never_scrolls_sideways(visit, built, width):
 def colours(page):
     return page.evaluate(
         """() => [getComputedStyle(document.body).backgroundColor, getComputedStyle(document.body).color,
-                  document.querySelector('[data-figure=objectives] .xtick text')?.style.fill]"""
+                  document.querySelector('[data-figure=objectives] svg.marks text')?.getAttribute('fill')]"""
     )
 
 
@@ -337,16 +342,16 @@ def test_paper_is_light_and_shows_everything(visit, built):
 def test_a_phone_shows_panels_below_each_other(visit):
     page = visit(width=390)
     place = drawn(page, "objectives")
-    tops = page.evaluate(
-        "() => { const full = document.querySelector('[data-figure=objectives] .drawn')._fullLayout; return [full.yaxis._offset, full.yaxis2._offset]; }"
-    )
-    assert tops[0] != tops[1]
+    titles = [
+        one.bounding_box() for one in place.locator("svg.marks text").filter(has_text="classification").all()
+    ]
+    (left, top), (other_left, other_top) = ((box["x"], box["y"]) for box in titles)
+    assert abs(left - other_left) < 5
+    assert abs(top - other_top) > 200
     assert place.bounding_box()["width"] <= 390
 
 
 def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
-    from playwright.sync_api import expect
-
     plan, store = ledger
     moved = [
         one for one in finetunings(plan) if one.model == plan.results["mlm"] and one.task.name == "squad"
@@ -386,8 +391,6 @@ def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
 
 
 def test_a_watched_page_that_is_left_alone_stays_and_says_so(ledger, tmp_path, browser):
-    from playwright.sync_api import expect
-
     plan, store = ledger
     watcher = Watcher(lambda: plan, store, tmp_path / "report", say=print, stop=threading.Event())
     watcher.look()
@@ -400,7 +403,7 @@ def test_a_watched_page_that_is_left_alone_stays_and_says_so(ledger, tmp_path, b
         expect(page.locator("#progress .said")).to_have_text("all done")
         server.shutdown()
     page.wait_for_selector("#progress.lost")
-    assert "the watcher has stopped" in page.locator("#progress .said").inner_text()
+    assert "stopped" in page.locator("#progress .said").inner_text()
     assert page.locator("h1").inner_text() == "Is it so?"
     context.close()
 
@@ -476,8 +479,7 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
         drawn(page, figure.id)
     assert page.evaluate("window.harm") is None
     assert page.locator("svg a").count() == 0, "no name in a figure is a link"
-    entries = page.locator('[data-figure="losses"] .legendtext').all_text_contents()
-    assert {"__proto__", "=1+1"} <= set(entries), entries
+    assert {"__proto__", "=1+1"} <= set(texts(page, "losses"))
     assert page.locator("h1").inner_text() == plan.question
     assert name in shown(page, "t-families")
     _, text = saved(page, page.locator('[data-csv="families"]').click)
@@ -499,13 +501,15 @@ def test_one_epoch_is_marked_over_tokens_and_verdicts_carry_their_mark(visit, ru
     page = visit(address=built.page.as_uri())
     figure = page.locator("#figure-efficiency")
     figure.scroll_into_view_if_needed()
-    uprights = figure.locator(".shapelayer path")
-    uprights.first.wait_for(state="attached")
-    assert figure.locator(".annotation-text").filter(has_text="one epoch").count() == 1
-    figure.get_by_text("FLOPs", exact=True).click()
-    uprights.first.wait_for(state="detached")  # where it lies depends on the objective
-    figure.get_by_text("tokens", exact=True).click()
-    uprights.first.wait_for(state="attached")
+    mark = figure.locator("svg.marks text").filter(has_text="one epoch")
+    for view, opacity in (
+        ("tokens", "1"),
+        ("FLOPs", "0"),
+        ("tokens", "1"),
+    ):  # where it lies depends on the objective
+        figure.get_by_text(view, exact=True).click()
+        expect(mark).to_have_attribute("opacity", opacity)
+        assert f"training {view}" in texts(page, "efficiency")
     verdict = next(one.verdict for one in built.content.findings if one.id == "C1")
     badge = page.locator("#claim-C1 > summary .badge")
     assert badge.inner_text().split("\n") == [verdict, "under repetition"]

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from biphase.report.page.view import EDGE, WIDTH, AxisScale, Mark, axis, drawing
+from biphase.report.page.render import EDGE, WIDTH, AxisScale, Mark, axis, drawing
 
 
 def numbers(drawn, what, field):

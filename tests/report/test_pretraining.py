@@ -7,9 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Stage, Study
+from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Rows, Stage, Study
 from biphase.errors import StoreError
-from biphase.report.pretraining import POINTS, SAMPLE, Switch, about_state, cost, curve, job_costs, switches
+from biphase.report.pretraining import (
+    LATELY,
+    POINTS,
+    SAMPLE,
+    Epochs,
+    LossGap,
+    Switch,
+    checkpoint_of,
+    cost,
+    curve,
+    gaps,
+    job_costs,
+    switches,
+)
 from biphase.store import Store
 from biphase.study import ledger as states
 from biphase.study.costs import costs
@@ -58,7 +71,7 @@ def test_pieces_sum_to_what_the_plan_costs(tree):
     assert [one.key for one in every] == list(plan.jobs)
     assert sum(one.tokens for one in every) == whole.tokens
     assert sum(one.flops for one in every) == pytest.approx(whole.flops, rel=1e-12)
-    assert [(one.title, one.results, one.decaying) for one in every] == [
+    assert [(one.title, plan.jobs[one.key].results, one.decaying) for one in every] == [
         ("clm 0 → 5", ("clm-5",), False),
         ("clm 5 → 10", (), False),
         ("clm 10 → 16", (), False),
@@ -69,8 +82,6 @@ def test_pieces_sum_to_what_the_plan_costs(tree):
         ("mlm 40% 16 → 20", ("both",), True),
     ]
     assert {(one.standing, one.device, one.devices) for one in every} == {("done", "synthetic", 192)}
-    parents = {one.key: one.parent for one in every}
-    assert parents == {key: job.parent for key, job in plan.jobs.items()}
 
 
 def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
@@ -98,7 +109,7 @@ def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tre
     assert every[plan.results["more"]].standing == "ready"
     assert every[plan.results["more"]].flops
     assert every[early].seconds > 0
-    children = [one for one in every.values() if one.parent == trunk.key]
+    children = [one for one in every.values() if plan.jobs[one.key].parent == trunk.key]
     assert len(children) == 2
     assert all(one.standing == "done" and one.seconds >= 0 for one in children)
     assert cost(plan, store, "more").seconds is None
@@ -143,7 +154,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     (store.checkpoints / key / "checkpoint.json").write_bytes(content)
     every = {one.key: one for one in job_costs(plan, store)}
     assert (every[key].standing, every[key].seconds, every[key].device) == ("failed", None, "")
-    child = next(one for one in every.values() if one.parent == key)
+    child = next(one for one in every.values() if plan.jobs[one.key].parent == key)
     assert (child.seconds, child.joules) == (pytest.approx(whole[child.key].seconds, abs=1e-3), None)
     others = [one for one in every if one not in (key, child.key)]
     assert all(every[one] == whole[one] for one in others)
@@ -151,7 +162,7 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     assert (told.seconds, told.device) == (None, "")
     assert told.flops == pytest.approx(sum(whole[job.key].flops for job in plan.path(key)))
     with pytest.raises(StoreError, match=r"checkpoint\.json"):
-        about_state(plan, store, "clm")
+        checkpoint_of(plan, store, "clm")
 
 
 def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
@@ -176,7 +187,7 @@ def test_a_start_costs_nothing_and_has_no_curve(planned, tmp_path):
     plan, store = planned(Pretrain("as-is", Hub("./model"))), Store(tmp_path)
     told = cost(plan, store, "as-is")
     assert (told.tokens, told.flops, told.seconds, told.device) == (0, 0, None, "")
-    assert about_state(plan, store, "as-is") == {}
+    assert checkpoint_of(plan, store, "as-is") == {}
     found = curve(plan, store, "as-is")
     assert (found.steps, found.heldout, found.switches, found.complete) == ([], {}, (), False)
     assert job_costs(plan, store) == []
@@ -218,7 +229,6 @@ def test_a_short_curve_is_every_line_of_the_way(tree):
     trained = [line for line in lines if "loss" in line]
     assert found.steps == [line["step"] for line in trained] == list(range(1, 31))
     assert found.losses == [line["loss"] for line in trained]
-    assert found.tokens == [line["tokens"] for line in trained]
     assert found.objectives == ["clm"] * 20 + ["mlm 40%"] * 10
     measured = [line for line in lines if "heldout" in line]
     assert len(measured) > 4
@@ -237,7 +247,6 @@ def test_a_long_curve_is_thinned_to_means(tree, steps):
     width = -(-steps // POINTS)
     assert len(found.steps) == -(-steps // width) <= POINTS
     assert found.steps[-1] == steps
-    assert found.tokens == [128 * step for step in found.steps]
     firsts = [0, *found.steps[:-1]]
     middles = [(first + 1 + last) / 2 for first, last in zip(firsts, found.steps, strict=True)]
     near = 0 if width <= SAMPLE else 0.5  # of a wide group some lines are taken, and steps are whole
@@ -364,3 +373,137 @@ def test_a_moving_ratio_and_its_curve(run, invent, tmp_path):
     assert found.switches == ()
     assert found.complete
     assert costs(plan).flops == pytest.approx(sum(one.flops for one in job_costs(plan, store)))
+
+
+# ---------------------------------------------------------------- epochs
+
+
+ROWS = 16  # of the corpus; a step reads two
+
+
+@pytest.fixture
+def clm(run):
+    return run("clm", Stage(CLM(), 20), keep=(4, 10))
+
+
+def test_epochs_are_those_that_every_state_tells_of_itself(run, clm, invent, tmp_path):
+    more = run("more", Stage(MLM(0.4), 10), start=clm)
+    plan, store = invent(Study("s", (clm, more)), tmp_path / "store", rows=ROWS)
+    epochs = Epochs(plan, store)
+    assert {name: epochs.at(name) for name in plan.results} == {
+        "clm-4": 0.5, "clm-10": 1.25, "clm": 2.5, "more": 3.75,
+    }  # fmt: skip
+    assert all(checkpoint_of(plan, store, name)["epochs"] == epochs.at(name) for name in plan.results)
+    assert [epochs.at("more", step) for step in (2, 8, 20, 26, 30)] == [0.25, 1.0, 2.5, 3.25, 3.75]
+    assert epochs.tokens("more") == ROWS * 64
+
+
+def test_data_that_begins_anew_was_read_before(run, clm, invent, tmp_path):
+    again = run("again", Stage(MLM(0.4), 10), start=clm, data="restart")
+    plan, store = invent(Study("s", (clm, again)), tmp_path / "store", rows=ROWS)
+    epochs = Epochs(plan, store)
+    assert checkpoint_of(plan, store, "again")["epochs"] == 1.25  # of its own
+    assert (epochs.at("again"), epochs.at("again", 20), epochs.at("again", 24)) == (3.75, 2.5, 3.0)
+
+
+def test_of_two_corpora_the_one_being_read_counts(run, invent, tmp_path):
+    first, second = (Corpus(name, f"./{name}", Pretrained("./tokenizer")) for name in ("first", "second"))
+    clm = run("clm", Stage(CLM(), 20), corpus=first)
+    other = run("other", Stage(MLM(0.4), 10), start=clm, corpus=second, data="restart")
+    plan, store = invent(Study("s", (clm, other)), tmp_path / "store", rows=ROWS)
+    epochs = Epochs(plan, store)
+    assert (epochs.at("other", 20), epochs.at("other", 24), epochs.at("other")) == (2.5, 0.5, 1.25)
+
+
+def test_steps_of_several_sizes_are_counted_by_their_rows(run, clm, invent, tmp_path):
+    wide = run("wide", Stage(CLM(), 10), start=clm, batch_tokens=256)
+    plan, store = invent(Study("s", (clm, wide)), tmp_path / "store", rows=ROWS)
+    assert Epochs(plan, store).at("wide") == 2.5 + 10 * 4 / ROWS
+
+
+def test_rows_of_another_length_are_other_rows(run, clm, invent, tmp_path, rewrite):
+    longer = run("longer", Stage(CLM(), 10), start=clm, packing=Rows(128), data="restart")
+    plan, store = invent(Study("s", (clm, longer)), tmp_path / "store", rows=ROWS)
+    for job in plan.path(plan.results["longer"]):
+        if job.run.packing.length == 128:  # half as many as of 64 tokens
+            rewrite(
+                store.checkpoints / job.key,
+                "checkpoint.json",
+                lambda about: about.update(epochs=2 * about["epochs"]),
+            )
+    assert Epochs(plan, store).at("longer") == 2.5 + 10 / (ROWS / 2)
+
+
+def test_what_no_state_tells_is_not_known(clm, invent, planned, tmp_path):
+    plan, store = invent(Study("s", (clm,)), tmp_path / "store")  # nobody knows the rows
+    assert Epochs(plan, store).at("clm") is None
+    assert Epochs(plan, store).tokens("clm") is None
+    assert Epochs(planned(clm), Store(tmp_path / "nothing")).at("clm") is None
+
+
+def test_a_state_that_was_changed_is_not_believed_and_another_is(clm, invent, tmp_path):
+    plan, store = invent(Study("s", (clm,)), tmp_path / "store", rows=ROWS)
+    first = store.checkpoints / plan.results["clm-4"] / "checkpoint.json"
+    first.write_text(first.read_text().replace('"epochs": 0.5', '"epochs": 0.1'))
+    assert Epochs(plan, store).at("clm") == 2.5
+    for job in plan.jobs.values():
+        place = store.checkpoints / job.key / "checkpoint.json"
+        place.write_text(place.read_text() + " ")
+    assert Epochs(plan, store).at("clm") is None
+
+
+# ---------------------------------------------------------------- gaps
+
+
+def measured_lines(steps, at, objective="clm", **heldout):
+    """A loss that is its step, at every step; held-out losses after those of `at`."""
+    lines = []
+    for step in steps:
+        lines.append({"step": step, "loss": float(step), "objective": objective})
+        lines += [{"step": step, "heldout": heldout}] if step in at else []
+    return lines
+
+
+def test_the_training_loss_is_the_mean_of_the_last_steps(run, invent, tmp_path):
+    one = run("clm", Stage(CLM(), 2_000), schedule=WSD(1e-3, warmup=2, decay=100))
+    plan, store = invent(Study("s", (one,)), tmp_path / "store", lines=10)
+    measured = (5, 100, 1_000, 1_900, 2_000)
+    begin = [{"step": 0, "heldout": {"clm": 9.0}}]  # before any step there is nothing to compare
+    relog(plan, store, "clm", [*begin, *measured_lines(range(1, 2_001), measured, clm=3.0, mlm40=4.0)])
+    found = gaps(plan, store, "clm")
+    assert [one.step for one in found] == list(measured)
+    # The last step; a tenth of 100 steps; 50 at most; and of the decay a tenth again.
+    means = [5.0, 95.5, 1_000 - (LATELY - 1) / 2, 1_900 - (LATELY - 1) / 2, 1_995.5]
+    assert [one.training for one in found] == means
+    assert found[0] == LossGap(5, "clm", 0, 5.0, 3.0)
+    assert found[0].nats == 2.0
+
+
+def test_each_stage_is_held_against_its_own_objective(run, invent, tmp_path):
+    one = run("both", Stage(CLM(), 20), Stage(MLM(0.3), 20))
+    plan, store = invent(Study("s", (one,)), tmp_path / "store")
+    first = measured_lines(range(1, 21), (20,), clm=1.0, mlm40=2.0)
+    second = measured_lines(range(21, 41), (21, 40), objective="mlm 30%", clm=1.0, mlm40=2.0, mlm30=3.0)
+    relog(plan, store, "both", first + second)
+    found = gaps(plan, store, "both")
+    assert [(one.step, one.objective, one.begins, one.heldout) for one in found] == [
+        (20, "clm", 0, 1.0), (21, "mlm 30%", 20, 3.0), (40, "mlm 30%", 20, 3.0),
+    ]  # fmt: skip
+    assert found[1].training == 21.0  # none of the other stage
+
+
+def test_another_rule_of_masking_is_found_by_its_label_and_a_moving_ratio_is_not(run, invent, tmp_path):
+    rule = run("rule", Stage(MLM(0.4, (0.8, 0.1, 0.1)), 20))
+    moves = run("moves", Stage(MLM(Linear(0.4, 0.2, steps=20)), 20))
+    plan, store = invent(Study("s", (rule, moves)), tmp_path / "store")
+    relog(plan, store, "rule", measured_lines(range(1, 21), (20,), **{"mlm40": 1.0, "mlm 40% 80/10/10": 2.0}))
+    relog(plan, store, "moves", measured_lines(range(1, 21), (20,), mlm40=1.0, mlm20=2.0))
+    assert [one.heldout for one in gaps(plan, store, "rule")] == [2.0]
+    assert gaps(plan, store, "moves") == []
+
+
+def test_losses_that_were_not_finite_or_not_logged_are_passed_over(run, invent, tmp_path):
+    plan, store = invent(Study("s", (run("clm", Stage(CLM(), 20)),)), tmp_path / "store")
+    late = [{"step": 10, "loss": None, "objective": "clm"}, {"step": 10, "heldout": {"clm": 1.0}}]
+    relog(plan, store, "clm", [*measured_lines([4], (), clm=1.0), *late])
+    assert [one.training for one in gaps(plan, store, "clm")] == [4.0]  # the nearest that is known

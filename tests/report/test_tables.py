@@ -185,7 +185,7 @@ def test_runs_tell_what_it_took(evidence):
     assert float(row["flops"]) > 0
     assert float(row["heldout_clm"]) > 0
     assert row["key"] == evidence.plan.results["both"]
-    assert (row["leaves_done"], row["leaves_of"]) == ("45", "45")
+    assert (row["trials_done"], row["trials_of"]) == ("45", "45")
 
 
 def test_a_state_that_is_not_there_is_not_invented(ledger):

@@ -17,7 +17,7 @@ from biphase.papers.gisserot2025 import PAPER
 from biphase.report.content import collect
 from biphase.report.contrasts import Contrast, Statement, above
 from biphase.report.evidence import gather
-from biphase.report.page.render import page
+from biphase.report.page.render import render as render_page
 from biphase.report.recipes import Published
 from biphase.report.selectors import Recipes, Select
 from biphase.report.statistics.intervals import Estimate, holm
@@ -540,7 +540,10 @@ def test_claims_on_equal_data_are_marked_where_the_corpus_was_repeated(content):
         assert "repetition" not in " ".join((results[name].scale, *results[name].caveats))
     row = next(line for line in markdown(shown).splitlines() if line.startswith("| C1 |"))
     assert f"{first.verdict}, under repetition |" in row
-    assert "<small>under repetition</small>" in page(shown).split('id="claim-C1"')[1].split("</summary>")[0]
+    assert (
+        "<small>under repetition</small>"
+        in render_page(shown).main.split('id="claim-C1"')[1].split("</summary>")[0]
+    )
     assert "under repetition" in latex(shown)["claims.tex"]
     (table,) = (one for one in shown.tables if one.name == "claims")
     assert "· under repetition" in table.csv()

@@ -893,7 +893,7 @@ def test_finished_trials_are_not_computed_again_and_weights_only_where_they_are_
     assert store.has(store.trials / missing.trials[0].key)
     assert ledger.settled(plan, store, ledger.count(plan, store)) == set(plan.jobs)
     # Whole checkpoints are read before metadata-only copies.
-    assert store.told(store.checkpoints / missing.model) == store.checkpoints / missing.model
+    assert store.readable(store.checkpoints / missing.model) == store.checkpoints / missing.model
     again = files_of(store.trials / missing.trials[0].key)["values.safetensors"]
     assert again == files_of(finished.trials / missing.trials[0].key)["values.safetensors"], "the same bits"
 

@@ -29,7 +29,7 @@ from biphase import (
 )
 from biphase.errors import SpecError, StoreError
 from biphase.records import encode
-from biphase.store import Store
+from biphase.store import Store, with_checksum
 from biphase.study.load import PINS, commit_of, corpus_named, load, pinned, run_named, tokenizer_named
 from biphase.study.plan import identities
 
@@ -66,7 +66,7 @@ def test_a_study_file_gives_its_study_and_its_question(tmp_path):
 
 
 def test_a_plan_is_read_and_not_run(tmp_path):
-    text = json.dumps({"question": "why?", "study": encode(STUDY), "jobs": []})
+    text = json.dumps(with_checksum({"question": "why?", "study": encode(STUDY), "jobs": []}))
     loaded = load(written(tmp_path, text, "plan.json"))
     assert (loaded.study, loaded.question) == (STUDY, "why?")
 
@@ -178,7 +178,8 @@ def test_where_there_are_no_studies_it_says_to_write_one(tmp_path, monkeypatch):
     ],
 )
 def test_a_damaged_plan_is_refused(tmp_path, text, words):
-    path = written(tmp_path, text, "plan.json")
+    data = json.loads(text) if text != "{" else None
+    path = written(tmp_path, json.dumps(with_checksum(data)) if isinstance(data, dict) else text, "plan.json")
     said = refusal(path)
     assert said.startswith(str(path))
     assert words in said

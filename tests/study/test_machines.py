@@ -5,7 +5,7 @@ import json
 import pytest
 
 from biphase.errors import SpecError, StoreError
-from biphase.store import Store
+from biphase.store import Store, with_checksum
 from biphase.study import devices
 from biphase.study.devices import SHIPPED, at_hand, device_named, fit
 
@@ -17,14 +17,14 @@ CASE = {
 
 def device(folder, name, **change):
     folder.mkdir(parents=True, exist_ok=True)
-    told = {
+    facts = {
         "device": "NVIDIA Fast", "name": name, "date": "2026-11-15T10:00:00", "versions": {"torch": "2.11.0+cu130"},
         "cases": [CASE], "model": fit([CASE]),
     }  # fmt: skip
-    (folder / f"{name}.json").write_text(json.dumps(told | change))
+    (folder / f"{name}.json").write_text(json.dumps(with_checksum(facts | change)))
 
 
-def test_a_device_of_the_store_counts_before_one_that_ships(tmp_path):
+def test_a_measured_device_of_the_store_replaces_the_shipped_one(tmp_path):
     store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
     device(shipped, "fast", device="shipped")
     found = device_named("fast", store, shipped)
@@ -39,36 +39,39 @@ def test_a_device_of_the_store_counts_before_one_that_ships(tmp_path):
     assert found.model == fit([CASE])
 
 
-def test_of_precisions_that_the_store_lacks_the_shipped_device_tells(tmp_path):
+def test_missing_precisions_come_from_the_shipped_device(tmp_path):
     store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
-    ours, theirs, eight = CASE, CASE | {"seconds": 0.5}, CASE | {"precision": "fp8", "seconds": 0.05}
-    both = [theirs, eight]
+    ours, theirs, fp8 = CASE, CASE | {"seconds": 0.5}, CASE | {"precision": "fp8", "seconds": 0.05}
+    both = [theirs, fp8]
     device(shipped, "fast", cases=both, model=fit(both), date="2025-01-01", versions={"torch": "2.9"})
     device(store.root / "devices", "fast", cases=[ours], model=fit([ours]))
     found = device_named("fast", store, shipped)
     assert found is not None
     assert found.title == "NVIDIA Fast"
-    assert found.model == fit([ours, eight])
-    assert {one: origin.shipped for one, origin in found.origins.items()} == {"bf16": False, "fp8": True}
+    assert found.model == fit([ours, fp8])
+    assert {precision: origin.shipped for precision, origin in found.origins.items()} == {
+        "bf16": False,
+        "fp8": True,
+    }
     assert found.when(["fp8"]) == "measured 2025-01-01, torch 2.9"
     assert found.when(["bf16", "fp8"]) == (
         "measured bf16 2026-11-15, torch 2.11.0; fp8 2025-01-01, torch 2.9"
     )
 
 
-def test_a_device_that_was_not_measured_is_known_by_its_peak_and_others_are_refused(tmp_path):
+def test_an_unmeasured_device_has_its_peak_and_an_unknown_one_is_refused(tmp_path):
     store = Store(tmp_path / "store")
     assert device_named("a100", store, tmp_path) is None
     device(store.root / "devices", "b200")
-    with pytest.raises(SpecError, match="there is no device 'b20'; did you mean 'b200'"):
+    with pytest.raises(SpecError, match=r"'b20'.*'b200'"):
         device_named("b20", store, tmp_path)
     for odd in ("../devices/b200", "", "*"):
-        with pytest.raises(SpecError, match="there is no device"):
+        with pytest.raises(SpecError, match="no device"):
             device_named(odd, store, tmp_path)
 
 
 @pytest.mark.parametrize("model", [None, {"form": 0}, {}])
-def test_what_another_version_fitted_is_fitted_anew_from_the_cases(tmp_path, model):
+def test_a_model_of_another_version_is_fitted_again_from_the_cases(tmp_path, model):
     store = Store(tmp_path)
     device(store.root / "devices", "fast", model=model)
     found = device_named("fast", store)
@@ -83,17 +86,17 @@ def test_what_another_version_fitted_is_fitted_anew_from_the_cases(tmp_path, mod
         {"model": {"form": 1, "precisions": {"bf16": {}}}}, {"model": None, "cases": [CASE | {"seconds": -1}]},
     ],
 )  # fmt: skip
-def test_a_damaged_device_is_one_line(tmp_path, change):
+def test_a_damaged_device_file_is_refused(tmp_path, change):
     store = Store(tmp_path)
     device(store.root / "devices", "fast", **change)
-    with pytest.raises(StoreError, match=r"fast\.json is no measured device; .*biphase bench scale --save"):
+    with pytest.raises(StoreError, match=r"fast\.json .*biphase bench scale --save"):
         device_named("fast", store)
     (tmp_path / "devices" / "fast.json").write_text("{")
-    with pytest.raises(StoreError, match="is no measured device"):
+    with pytest.raises(StoreError, match=r"fast\.json"):
         device_named("fast", store)
 
 
-def test_devices_that_ship_can_be_read(tmp_path):
+def test_shipped_devices_can_be_read(tmp_path):
     for path in SHIPPED.glob("*.json"):
         found = device_named(path.stem, Store(tmp_path))
         assert found is not None
@@ -105,9 +108,7 @@ def test_devices_that_ship_can_be_read(tmp_path):
     ("model", "name"),
     [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 3060", "rtx-3060"), ("", "cpu")],
 )
-def test_the_device_at_hand_is_the_first_gpu_of_the_driver_or_the_processor(
-    model, name, tmp_path, monkeypatch
-):
+def test_this_machine_s_device_is_its_first_gpu_or_its_cpu(model, name, tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "DRIVER", tmp_path)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if model:
@@ -118,13 +119,10 @@ def test_the_device_at_hand_is_the_first_gpu_of_the_driver_or_the_processor(
     assert at_hand() == "cpu", "hidden GPUs are not computed on"
 
 
-def test_the_measured_steps_behind_a_device_are_told(tmp_path):
+def test_the_measured_cases_of_a_device_are_described(tmp_path):
     found = device_named("h200", Store(tmp_path))
     assert found is not None
-    told = found.steps_behind(["bf16"])
-    assert all(
-        part in told
-        for part in ("MLM 40% in chunks of 2,048 at 8m, 30m, 210m, 610m", "fine-tuning at 30m, 210m")
-    )
-    assert "within 10%" in told
+    text = found.steps_behind(["bf16"])
+    facts = ("MLM 40% in chunks of 2,048 at 8m, 30m, 210m, 610m", "fine-tuning at 30m, 210m", "within 10%")
+    assert all(fact in text for fact in facts)
     assert found.not_measured(["210m", "1b"]) == ["1b"]

@@ -32,7 +32,7 @@ from biphase.fast.trunk import refusal
 from biphase.keys import Identities
 from biphase.models.backbone import from_scratch
 from biphase.protocol import GIB
-from biphase.store import Store, publish
+from biphase.store import Store, publish, with_checksum
 from biphase.study import devices
 from biphase.study.costs import (
     Load,
@@ -100,7 +100,7 @@ def shape(of):
 def store_with(folder, cases=CASES, name="fast"):
     (folder / "devices").mkdir(parents=True)
     told = {"device": "NVIDIA Fast", "date": "2026-11-15", "versions": {"torch": "2.11.0"}, "cases": cases}
-    (folder / "devices" / f"{name}.json").write_text(json.dumps(told | {"model": fit(cases)}))
+    (folder / "devices" / f"{name}.json").write_text(json.dumps(with_checksum(told | {"model": fit(cases)})))
     return Store(folder)
 
 

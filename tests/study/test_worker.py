@@ -1,4 +1,4 @@
-"""Workers: compute each state once, in order; share a store; survive a failure; leave no lie."""
+"""Workers run each job once, parents first; they share a store, survive failures, and prune nothing that is needed."""
 
 import shutil
 import threading
@@ -7,9 +7,10 @@ import time
 import pytest
 import torch
 
-from biphase import CLM, MLM, Chunks, Stage, Study, keys
+from biphase import BPE, CLM, MLM, Chunks, Corpus, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
+from biphase.store import Store
 from biphase.study import ledger, tune
 from biphase.study.costs import flops_of
 from biphase.study.plan import identities, make_plan, save_plan
@@ -36,24 +37,19 @@ def plan(tiny_run, store):
     return made
 
 
-def worker(plan, store, said=None, wanted=None, **options):
-    return Worker(
-        plan,
-        store,
-        identities(store),
-        ALONE,
-        RuntimeOptions(quiet=True, loaders=0, **options),
-        wanted=set(plan.jobs) if wanted is None else wanted,
-        say=(said if said is not None else []).append,
-    )
+def worker(plan, store, printed=None, wanted=None, **options):
+    options = RuntimeOptions(quiet=True, loaders=0, **options)
+    jobs = set(plan.jobs) if wanted is None else wanted
+    say = (printed if printed is not None else []).append
+    return Worker(plan, store, identities(store), ALONE, options, wanted=jobs, say=say)
 
 
-def test_a_worker_computes_every_state_once_parents_first(plan, store):
-    said = []
-    outcome = worker(plan, store, said).work()
+def test_a_worker_runs_every_job_once_parents_first(plan, store):
+    printed = []
+    outcome = worker(plan, store, printed).work()
     assert outcome.computed == plan.job_count
     assert ledger.done_keys(plan, store) == set(plan.jobs)
-    lines = [line for line in said if "→" in line]
+    lines = [line for line in printed if "→" in line]
     assert len(lines) == plan.job_count
     starts = [line.split("loss ")[1].split(" ")[0] for line in lines]
     assert len(set(starts)) > 1, "each training job tells its own losses, not those of the root"
@@ -62,7 +58,7 @@ def test_a_worker_computes_every_state_once_parents_first(plan, store):
     assert not Leases(store.leases).holders()
 
 
-def test_results_have_their_curves(plan, store):
+def test_results_have_loss_curves(plan, store):
     worker(plan, store).work()
     for name, steps in (("clm", 12), ("two", 12), ("on", 16), ("clm-4", 4)):
         lines = ledger.curve(plan, store, name)
@@ -70,24 +66,24 @@ def test_results_have_their_curves(plan, store):
         assert max(ledger.heldout(lines)) == steps
 
 
-def test_two_workers_share_the_work_and_publish_nothing_twice(plan, store):
+def test_two_workers_share_the_jobs(plan, store):
     workers = [worker(plan, store) for _ in range(2)]
-    threads = [threading.Thread(target=one.work) for one in workers]
+    threads = [threading.Thread(target=each.work) for each in workers]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert sum(one.outcome.computed for one in workers) == plan.job_count
+    assert sum(each.outcome.computed for each in workers) == plan.job_count
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_only_what_is_wanted_is_computed(plan, store):
+def test_only_the_requested_jobs_are_run(plan, store):
     wanted = {job.key for job in plan.path(plan.results["clm-4"])}
     worker(plan, store, wanted=wanted).work()
     assert ledger.done_keys(plan, store) == wanted
 
 
-def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monkeypatch):
+def test_a_failed_job_blocks_only_its_descendants(plan, store, monkeypatch):
     plain = Pretraining.train
 
     def fails(self):
@@ -110,7 +106,7 @@ def test_a_failed_piece_is_noted_and_only_its_descendants_wait(plan, store, monk
     assert not ledger.failures(plan, store)
 
 
-def test_a_piece_that_was_taken_over_while_its_checkpoint_was_written_is_no_failure(plan, store, monkeypatch):
+def test_a_job_taken_over_during_a_checkpoint_is_no_failure(plan, store, monkeypatch):
     """Whoever holds it now has swept away what was being written."""
     plain, robbed = Saver.settle, []
 
@@ -136,28 +132,28 @@ def test_a_piece_that_was_taken_over_while_its_checkpoint_was_written_is_no_fail
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_a_plan_of_another_study_that_cannot_be_read_removes_nothing_and_fails_nothing(plan, store):
+def test_an_unreadable_plan_of_another_study_stops_pruning_only(plan, store):
     other = store.studies / "other" / "plan.json"
     other.parent.mkdir(parents=True)
     other.write_text("{}")
-    said = []
-    outcome = worker(plan, store, said, checkpoint_steps=2).work()
+    printed = []
+    outcome = worker(plan, store, printed, checkpoint_steps=2).work()
     assert not outcome.failed
     assert ledger.done_keys(plan, store) == set(plan.jobs)
-    assert sum("no checkpoint is removed" in line for line in said) == 1
+    assert sum("no checkpoint is removed" in line for line in printed) == 1
     assert len(list(store.checkpoints.iterdir())) > len(plan.jobs)
 
 
-def test_bad_data_ends_the_worker_because_nothing_would_go_better(tiny_run, store):
+def test_bad_data_ends_the_worker(tiny_run, store):
     run = tiny_run(packing=Chunks(2**20), batch_tokens=2**20, heldout_tokens=2**20)
     plan = make_plan(Study("large", (run,)), identities(store))
     save_plan(plan, store)
-    with pytest.raises(DataError, match="fewer than one row"):
+    with pytest.raises(DataError, match="one row"):
         worker(plan, store).work()
     assert not Leases(store.leases).holders(), "its lease is free again"
 
 
-def test_a_worker_waits_for_a_job_that_another_holds(plan, store):
+def test_a_worker_waits_for_a_leased_job(plan, store):
     first = next(iter(plan.jobs))
     held = Leases(store.leases).take(first)
     assert held
@@ -172,25 +168,23 @@ def test_a_worker_waits_for_a_job_that_another_holds(plan, store):
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_stopping_ends_between_pieces_too(plan, store):
+def test_a_stop_between_jobs_ends_the_worker(plan, store):
     outcome = worker(plan, store, stop=lambda: True).work()
     assert outcome.stopped
     assert outcome.computed == 0
 
 
-def test_shards_are_made_by_the_worker_when_they_are_missing(plan, store, corpus, tmp_path):
-    from biphase.store import Store
-
+def test_a_worker_tokenizes_a_missing_corpus(plan, store, corpus, tmp_path):
     fresh = Store(tmp_path / "fresh")
-    said = []
+    printed = []
     save_plan(plan, fresh)
     wanted = {job.key for job in plan.path(plan.results["clm-4"])}
-    worker(plan, fresh, said, wanted=wanted).work()
+    worker(plan, fresh, printed, wanted=wanted).work()
     assert ledger.done_keys(plan, fresh) == wanted
-    assert any("tokens" in line for line in said)
+    assert any("tokens" in line for line in printed)
 
 
-def test_the_time_to_go_follows_the_measured_speed(plan, store):
+def test_the_time_left_follows_the_measured_speed(plan, store):
     entries = ledger.survey_jobs(plan, store)
     assert ledger.seconds_left(entries) is None
     first = next(iter(plan.jobs))
@@ -202,10 +196,8 @@ def test_the_time_to_go_follows_the_measured_speed(plan, store):
     assert left == pytest.approx(spent / work[first] * (sum(work.values()) - work[first]))
 
 
-def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_path, monkeypatch):
+def test_a_worker_waits_for_a_corpus_that_was_taken_over(plan, corpus, tmp_path, monkeypatch):
     """It stalled while it tokenized; when it wakes up another is at it, and what that one makes is used."""
-    from biphase.store import Store
-
     fresh, tries = Store(tmp_path / "fresh"), []
     save_plan(plan, fresh)
     plain = tune.tokenize
@@ -221,10 +213,7 @@ def test_a_worker_whose_corpus_was_taken_over_waits_for_it(plan, corpus, tmp_pat
     assert ledger.done_keys(plan, fresh) == wanted
 
 
-def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_old_key(tiny_run, tmp_path):
-    from biphase import BPE, Corpus
-    from biphase.store import Store
-
+def test_a_corpus_changed_after_planning_is_refused(tiny_run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("one two three " * 400)
     run = tiny_run(
@@ -236,12 +225,12 @@ def test_a_corpus_that_changed_after_planning_is_refused_not_trained_under_the_o
     save_plan(plan, fresh)
     text.write_text("four five six " * 400)
     late = Worker(plan, fresh, known, ALONE, RuntimeOptions(quiet=True), wanted=set(plan.jobs), say=[].append)
-    with pytest.raises(DataError, match="changed since the study was planned"):
+    with pytest.raises(DataError, match="changed since"):
         late.work()
     assert not fresh.checkpoints.exists()
 
 
-def test_a_trunk_that_leads_only_to_finished_results_is_not_computed_again(plan, store):
+def test_a_pruned_ancestor_of_finished_results_is_not_computed_again(plan, store):
     worker(plan, store).work()
     trunk = plan.path(plan.results["two"])[0]
     store.discard(store.checkpoints / plan.path(plan.results["two"])[1].key)
@@ -249,9 +238,7 @@ def test_a_trunk_that_leads_only_to_finished_results_is_not_computed_again(plan,
     assert worker(plan, store).work().computed == 0
 
 
-def test_a_stop_while_tokenizing_is_heard(tiny_run, corpus, tmp_path):
-    from biphase.store import Store
-
+def test_a_stop_during_tokenizing_ends_the_worker(tiny_run, corpus, tmp_path):
     fresh = Store(tmp_path / "fresh")
     plan = make_plan(Study("s", (tiny_run(),)), identities(fresh))
     save_plan(plan, fresh)
@@ -270,16 +257,16 @@ def planned(store, name, *runs):
     return made
 
 
-def slot(plan, store, steps):
-    """A worker whose time is up after so many steps."""
+def short_slot(plan, store, steps):
+    """Run a worker that is stopped after this many steps."""
     asked = iter([False] * (steps + 1))
     return worker(plan, store, stop=lambda: next(asked, True)).work()
 
 
-def test_an_edited_study_of_the_same_name_leaves_the_branch_points_of_the_first(tiny_run, store):
+def test_an_edited_study_keeps_the_branch_points_of_the_first(tiny_run, store):
     first = planned(store, "s", tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6)))
     running = worker(first, store, checkpoint_steps=1)  # it knows its plan; the file will be another's
-    slot(first, store, 7)
+    short_slot(first, store, 7)
     edited = planned(store, "s", tiny_run("a"))
     worker(edited, store, checkpoint_steps=1).work()
     before = ledger.done_keys(first, store)
@@ -290,7 +277,7 @@ def test_an_edited_study_of_the_same_name_leaves_the_branch_points_of_the_first(
     assert ledger.done_keys(first, store) == set(first.jobs)
 
 
-def test_another_version_of_the_code_leaves_the_branch_points_of_the_first(tiny_run, store, monkeypatch):
+def test_another_code_version_keeps_the_branch_points_of_the_first(tiny_run, store, monkeypatch):
     """The same study, planned by a version whose keys are others, is the one that is saved last."""
     runs = tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6))
     first = planned(store, "s", *runs)
@@ -301,28 +288,28 @@ def test_another_version_of_the_code_leaves_the_branch_points_of_the_first(tiny_
     assert ledger.done_keys(first, store) == set(first.jobs)
 
 
-def test_two_studies_that_share_a_trunk_both_end_in_short_slots(tiny_run, store):
+def test_two_studies_with_a_common_trunk_finish_in_short_slots(tiny_run, store):
     """The longer one passes the end of the shorter one's first training job; what that begins from must stay."""
     short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 60)))
-    slot(long, store, 14)
+    short_slot(long, store, 14)
     for _ in range(9):
-        slot(short, store, 2)
-        slot(long, store, 2)
+        short_slot(short, store, 2)
+        short_slot(long, store, 2)
     assert ledger.done_keys(short, store) == set(short.jobs)
     worker(long, store).work()
-    assert {place.name for place in store.checkpoints.iterdir()} == set(short.jobs) | set(long.jobs)
+    assert {folder.name for folder in store.checkpoints.iterdir()} == set(short.jobs) | set(long.jobs)
 
 
-def test_a_live_job_finds_its_checkpoint_after_another_study_went_past_it(tiny_run, store):
+def test_a_job_keeps_its_checkpoint_while_another_study_continues(tiny_run, store):
     short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 30)))
-    slot(short, store, 5)  # the job of the short one was stopped at step 5
+    short_slot(short, store, 5)  # the job of the short one was stopped at step 5
     worker(long, store, checkpoint_steps=4).work()
-    kept = [one for one in store.checkpoints.iterdir() if one.name not in long.jobs]
+    kept = [folder for folder in store.checkpoints.iterdir() if folder.name not in long.jobs]
     assert len(kept) == 1
     assert checkpoint.progress_of(store, kept[0].name).step == 8, (
-        "the newest below the missing state at step 9"
+        "the newest below the missing checkpoint at step 9"
     )
-    said = []
-    worker(short, store, said).work()
+    printed = []
+    worker(short, store, printed).work()
     assert ledger.done_keys(short, store) == set(short.jobs)
     assert not kept[0].exists()

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from biphase.study.plan import Plan
 
 app = typer.Typer(
-    help="biphase: the workbench for pretraining text encoders.",
+    help="Pretrain text encoders, fine-tune them, and report which pretraining is better.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,16 +35,16 @@ app = typer.Typer(
 )
 
 StudyFile = Annotated[
-    Path, typer.Argument(metavar="STUDY", help="a study file (.py), or the plan.json of one")
+    Path, typer.Argument(metavar="STUDY", help="study file (.py), or its plan.json in a store")
 ]
 StoreFolder = Annotated[
-    Path, typer.Option("--store", envvar="BIPHASE_STORE", help="the folder of all results", show_default=True)
+    Path, typer.Option("--store", envvar="BIPHASE_STORE", help="folder with all results", show_default=True)
 ]
 Verify = Annotated[
     bool,
-    typer.Option("--verify", help="hash corpora, datasets and local models again, whatever is remembered"),
+    typer.Option("--verify", help="hash corpora, datasets and local models again, ignoring cached hashes"),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="for a program to read")]
+AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DEFAULT_STORE = Path("store")
 
 
@@ -56,19 +56,17 @@ def main() -> None:
         sys.exit(app(prog_name="biphase", standalone_mode=False) or 0)
     except BiphaseError as refusal:
         refuse(one_line(refusal))  # a name from outside may contain anything
-    except typer.TyperException as wrong:
-        _refuse_words(wrong)
+    except typer.TyperException as error:
+        _refuse_options(error)
     except SystemExit as end:
         if end.code == 128 + signal.SIGINT:  # typer's exit code after ^C
-            tell(
-                "stopped at once; results and checkpoints are kept, what came after them will be computed again"
-            )
+            tell("stopped at once; results and checkpoints are kept, steps after them will be computed again")
         raise
-    except OSError as wrong:
-        if isinstance(wrong, BrokenPipeError):  # the reader of our output is gone, e.g. `| head`
-            sys.stderr.close()
-            sys.exit(0)
-        refuse(f"{wrong.filename or 'the disk'}: {wrong.strerror or wrong}; {_way_out(wrong)}")
+    except BrokenPipeError:  # the reader of our output is gone, e.g. `| head`
+        sys.stderr.close()
+        sys.exit(0)
+    except OSError as error:
+        refuse(f"{error.filename or 'the disk'}: {error.strerror or error}; {_advice(error)}")
     except Exception as error:
         # Path.expanduser raises this for an unknown ~NAME.
         if isinstance(error, RuntimeError) and "home directory" in str(error):
@@ -81,13 +79,13 @@ def main() -> None:
         raise
 
 
-def _refuse_words(wrong: typer.TyperException) -> NoReturn:
+def _refuse_options(error: typer.TyperException) -> NoReturn:
     """Print the option parser's error as one line; it has none if it printed the help instead."""
-    said, context = wrong.format_message(), getattr(wrong, "ctx", None)
-    if not said:
+    message, context = error.format_message(), getattr(error, "ctx", None)
+    if not message:
         sys.exit(2)
-    typed = context.command_path if context else "biphase"
-    refuse(f"{said.rstrip('.')}; see {typed} --help")
+    command = context.command_path if context else "biphase"
+    refuse(f"{message.rstrip('.')}; see {command} --help")
 
 
 def refuse(line: str) -> NoReturn:
@@ -101,15 +99,15 @@ def refuse(line: str) -> NoReturn:
     sys.exit(2)
 
 
-def _way_out(wrong: OSError) -> str:
-    """What to do about an error of the operating system."""
-    if wrong.errno in (errno.EMFILE, errno.ENFILE):
+def _advice(error: OSError) -> str:
+    """Return what to do about an error of the operating system."""
+    if error.errno in (errno.EMFILE, errno.ENFILE):
         return "too few files may be open at once; type ulimit -n 4096 and then the command again"
-    if wrong.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return "see who may read and write there, or choose another --store"
-    if wrong.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
-        return "something else stands in its place: move it away, or choose another --store"
-    return "free room there, or choose another --store"
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return "change its permissions, or choose another --store"
+    if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):
+        return "another file or folder is in its place: move it away, or choose another --store"
+    return "free disk space there, or choose another --store"
 
 
 def tell(text: str) -> None:
@@ -123,10 +121,10 @@ def show(text: str) -> None:
     print(printable(text), flush=True)
 
 
-def give(as_json: bool, told: Callable[[], Any], text: Callable[[], str]) -> None:
+def give(as_json: bool, data: Callable[[], Any], text: Callable[[], str]) -> None:
     """Print a result as JSON (which escapes by itself), or as text."""
     if as_json:
-        print(json.dumps(told(), indent=1), flush=True)
+        print(json.dumps(data(), indent=1, default=str), flush=True)
     else:
         show(text())
 
@@ -139,7 +137,7 @@ def store_at(folder: Path) -> Store:
     from biphase.store import Store
 
     if not folder.is_dir():
-        stores = [one.parent.name for one in sorted(folder.parent.glob("*/studies"))]
+        stores = [studies.parent.name for studies in sorted(folder.parent.glob("*/studies"))]
         close = get_close_matches(folder.name, stores, n=1)
         other = f"type --store {shlex.quote(str(folder.parent / close[0]))}, or " if close else ""
         raise StoreError(
@@ -169,7 +167,6 @@ def planned(
 
 
 def with_store(study: Path, store: Path) -> str:
-    """A study as typed after a verb, with --store unless it is the default."""
-    usual = os.environ.get("BIPHASE_STORE") or str(DEFAULT_STORE)
-    words = [str(study)] if str(store) == usual else [str(study), "--store", str(store)]
-    return shlex.join(words)
+    """Return a study as typed after a verb, with --store unless it is the default."""
+    default = os.environ.get("BIPHASE_STORE") or str(DEFAULT_STORE)
+    return shlex.join([str(study)] if str(store) == default else [str(study), "--store", str(store)])

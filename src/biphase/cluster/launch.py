@@ -1,44 +1,56 @@
 """Starting and stopping work: signals, time limits, and several processes on one machine.
 
-`Stop` decides when a worker ends. `in_processes` runs a command in several processes that train together, by
-torchrun in a child process (`cluster.processes`). These processes report to that parent through files, whose path
-is in the environment: `report_to_parent` leaves one error line, which the parent prints once; `note_beginning` and
-`note_ending` record how each process ended, since torchrun reports only that there was a signal.
+    python -m biphase.cluster.launch N ARGUMENTS…      runs `biphase ARGUMENTS` in N processes
+
+`Stop` decides when a worker ends. `in_processes` runs a command in several processes that train together: a child
+process (`main`) calls torchrun and prints one error line instead of its traceback. The processes report to that parent
+through files, whose path is in the environment: `report_to_parent` leaves one error line, which the parent prints
+once; `note_beginning` and `note_ending` record how each process ended, since torchrun reports only that there was a
+signal. When one process refuses its input or dies, torchrun ends the others, and the next start resumes from the last
+checkpoint.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from biphase.errors import SpecError
-from biphase.leases import descendants
+from biphase.leases import descendants, end_with_parent
+from biphase.text import printable
 from biphase.training.options import Sharding
 
-PLACE = "BIPHASE_REFUSAL"  # environment variable with the path of this launch's error file
+if TYPE_CHECKING:
+    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+ERROR_FILE = "BIPHASE_ERROR_FILE"  # environment variable with the path of this launch's error file
+RESUME = "published results are complete: type the same command to resume"
 LOST = 3  # exit code of a process that failed because another one has gone
 
 
 def report_to_parent(line: str) -> bool:
     """Leave an error line for the parent to print; return False if there is no parent."""
-    place = os.environ.get(PLACE)
-    if not place:
+    path = os.environ.get(ERROR_FILE)
+    if not path:
         return False
-    draft = Path(f"{place}.{os.getpid()}")
+    draft = Path(f"{path}.{os.getpid()}")
     with contextlib.suppress(OSError):
         draft.write_text(line, encoding="utf-8")
         try:
-            os.link(draft, place)  # fails for all processes but the first
+            os.link(draft, path)  # fails for all processes but the first
         finally:
             draft.unlink()
-    return Path(place).is_file()
+    return Path(path).is_file()
 
 
 def note_beginning() -> None:
@@ -51,25 +63,25 @@ def note_ending(code: int) -> None:
     _note("ended", str(code))
 
 
-def _note(what: str, text: str) -> None:
-    place, rank = os.environ.get(PLACE), os.environ.get("RANK")
-    if place and rank:
-        Path(f"{place}.{what}.{rank}").write_text(text, encoding="utf-8")
+def _note(event: str, text: str) -> None:
+    path, rank = os.environ.get(ERROR_FILE), os.environ.get("RANK")
+    if path and rank:
+        Path(f"{path}.{event}.{rank}").write_text(text, encoding="utf-8")
 
 
-def endings(place: Path) -> dict[int, int | None]:
+def endings(path: Path) -> dict[int, int | None]:
     """Return the exit code by rank of the processes that had begun; None for one that did not reach its end."""
-    found: dict[int, int | None] = {}
-    for begun in place.parent.glob(f"{place.name}.begun.*"):
-        ended = place.with_name(f"{place.name}.ended{begun.suffix}")
-        found[int(begun.suffix[1:])] = int(ended.read_text(encoding="utf-8")) if ended.is_file() else None
-    return found
+    codes: dict[int, int | None] = {}
+    for begun in path.parent.glob(f"{path.name}.begun.*"):
+        ended = path.with_name(f"{path.name}.ended{begun.suffix}")
+        codes[int(begun.suffix[1:])] = int(ended.read_text(encoding="utf-8")) if ended.is_file() else None
+    return codes
 
 
 def has_lost(error: BaseException) -> bool:
     """Whether this process failed because another one has gone; then the parent reports the cause, not this process."""
-    place, text = os.environ.get(PLACE), str(error)
-    return bool(place) and (Path(str(place)).is_file() or ("gloo" in text and "peer" in text))
+    path, text = os.environ.get(ERROR_FILE), str(error)
+    return bool(path) and (Path(str(path)).is_file() or ("gloo" in text and "peer" in text))
 
 
 # ---------------------------------------------------------------- stop and launch
@@ -122,9 +134,9 @@ class Stop:
         self.say = say
         self.requested = requested
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
-            signal.signal(number, self._hear)
+            signal.signal(number, self._on_signal)
 
-    def _hear(self, number: int, frame: object) -> None:
+    def _on_signal(self, number: int, frame: object) -> None:
         if self.asked and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.warned |= number == signal.SIGUSR1
@@ -145,31 +157,31 @@ class Stop:
         return self.asked
 
 
-def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tuple[int, bool]:
+def in_processes(count: int, arguments: list[str], variables: dict[str, str]) -> tuple[int, bool]:
     """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine.
 
-    `more` is added to their environment. Returns the exit code, and whether a warning (SIGUSR1) came.
+    `variables` are added to their environment. Returns the exit code, and whether a warning (SIGUSR1) came.
     """
-    command = [sys.executable, "-m", "biphase.cluster.processes", str(count)]
+    command = [sys.executable, "-m", "biphase.cluster.launch", str(count)]
     threads = max(1, (os.cpu_count() or 1) // count)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         # Seconds between SIGTERM and SIGKILL: a step and a checkpoint of a large model take more than the default 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
-        **more,
+        **variables,
     }
     # The child has its own session, so only this process receives the terminal's ^C. It passes on the first signal
     # as SIGTERM, once: torchrun forwards it to its processes, which stop after their step with a checkpoint; a
     # second SIGTERM would interrupt that.
-    asked: list[int] = []
+    signals: list[int] = []
     child: subprocess.Popen[bytes] | None = None
     at_once = False
 
-    def hand_on(number: int, frame: object) -> None:
+    def forward(number: int, frame: object) -> None:
         nonlocal at_once
-        asked.append(number)
-        if child and len(asked) == 1:
+        signals.append(number)
+        if child and len(signals) == 1:
             child.send_signal(signal.SIGTERM)
         elif child and number == signal.SIGINT:
             at_once = True
@@ -178,21 +190,77 @@ def in_processes(count: int, arguments: list[str], more: dict[str, str]) -> tupl
                     os.kill(pid, signal.SIGKILL)
 
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
-        signal.signal(number, hand_on)
+        signal.signal(number, forward)
     child = subprocess.Popen([*command, *arguments], env=environment, start_new_session=True)
-    if asked:  # a signal came before the child existed
+    if signals:  # a signal came before the child existed
         child.send_signal(signal.SIGTERM)
     code = child.wait()
     if at_once:
         raise KeyboardInterrupt
-    if asked and code in _STOPPED:
+    if signals and code in _STOPPED:
         code = 0
     elif code < 0:  # killed from outside: its processes notice it, stop after their step and save
-        print(
-            f"error: the launcher of {count} processes was ended by {signal.Signals(-code).name}, so all end; "
-            "what was published is whole: type the same command to go on",
-            file=sys.stderr,
-            flush=True,
+        _print_error(
+            f"the launcher of {count} processes was ended by {signal.Signals(-code).name}, so all end; {RESUME}"
         )
         code = 1
-    return code, signal.SIGUSR1 in asked
+    return code, signal.SIGUSR1 in signals
+
+
+def _print_error(line: str) -> None:
+    print(printable(f"error: {line}"), file=sys.stderr, flush=True)
+
+
+# ---------------------------------------------------------------- the parent of the processes
+
+
+def main(count: int, arguments: list[str]) -> int:
+    """Start the processes by torchrun, wait for them, and return the exit code."""
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    end_with_parent()
+    logging.disable()  # torchrun's log lines would hide the one line that matters
+    with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
+        path = Path(folder) / "error"
+        os.environ[ERROR_FILE] = str(path)
+        try:
+            torchrun(["--standalone", f"--nproc-per-node={count}", "-m", "biphase", *arguments])
+        except (SignalException, ChildFailedError) as ending:
+            if path.is_file():
+                _print_error(path.read_text(encoding="utf-8"))
+                return 2
+            if isinstance(ending, SignalException):
+                return _stopped(endings(path), ending.sigval)
+            return _died(ending.failures.values(), count)
+    return 0
+
+
+def _stopped(codes: dict[int, int | None], number: int) -> int:
+    """Return the exit code after a signal: 1 if a process died or one of its jobs failed, else 128 + the signal."""
+    dead = sum(code is None for code in codes.values())
+    if dead:
+        _print_error(f"{dead} of {len(codes)} processes died before they had stopped; {RESUME}")
+    return 1 if dead or any(codes.values()) else 128 + number
+
+
+def _died(failures: Iterable[ProcessFailure], count: int) -> int:
+    """Name the process that ended the others. With exit code 1 the worker has already reported the error itself."""
+
+    def order(failure: ProcessFailure) -> tuple[bool, int]:
+        # Processes with these codes ended because of another one.
+        return failure.exitcode in (LOST, -signal.SIGTERM), failure.timestamp
+
+    first = min(failures, key=order)
+    if first.exitcode == 1:
+        return 1
+    how = f"with exit code {first.exitcode}"
+    if first.exitcode < 0:
+        how = f"by {signal.Signals(-first.exitcode).name}"
+    _print_error(f"process {first.local_rank} of {count} was ended {how}, so all were; {RESUME}")
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

@@ -40,7 +40,8 @@ from pathlib import Path
 from typing import Any
 
 from biphase.cluster.launch import WORK_LEFT, seconds
-from biphase.errors import ClusterError, SpecError, nearest, one_line
+from biphase.errors import ClusterError, SpecError, one_line
+from biphase.records import record
 from biphase.store import Store
 from biphase.text import counted
 
@@ -53,7 +54,7 @@ OWN_OPTIONS = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
+@record
 class Profile:
     """The resources that each job of an array requests, and what it runs before the worker."""
 
@@ -86,80 +87,58 @@ class Profile:
     def warning_seconds(self) -> int:
         return round(seconds(self.warning))
 
+    def check(self) -> None:
+        for field in fields(self):  # values that would break the lines of the script
+            value = getattr(self, field.name)
+            if isinstance(value, int) and value < (field.name == "jobs"):
+                raise SpecError(f"{field.name} = {value} is too small; type for example {field.name} = 1")
+            if isinstance(value, str) and re.search(r'["\x00-\x1f\x7f]', value):
+                raise SpecError(f"{field.name} must be one line without quotation marks, not {value!r}")
+            if field.name in ("memory", "gpu_type") and re.search(r"\s", value):
+                joined = "".join(value.split())
+                raise SpecError(f'{field.name} = {value!r} has spaces; type {field.name} = "{joined}"')
+        if self.gpus and self.processes and self.processes != self.gpus:
+            raise SpecError(
+                f"processes = {self.processes} does not fit gpus = {self.gpus}: a worker uses one GPU in each process; "
+                "leave processes out"
+            )
+        if self.gpu_type and not self.gpus:
+            raise SpecError("gpu_type is set, but gpus is not; type gpus = 1")
+        if not 1 <= self.warning_seconds <= 65_535:
+            raise SpecError(f"warning = {self.warning!r} must lie between 1s and 18h")
+        if self.time and 2 * self.warning_seconds > self.time_seconds:
+            raise SpecError(
+                f"warning = {self.warning!r} leaves less than half of time = {self.time!r} to work in; shorten it"
+            )
+        for line in self.sbatch:
+            _check_options(line)
+
 
 def read_profile(path: Path) -> Profile:
     """Read and check the profile at `path`; any error becomes one line."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
+        return Profile(
+            **{name: value.strip() if isinstance(value, str) else value for name, value in data.items()}
+        )
     except FileNotFoundError:
         raise SpecError(
             f'no profile {path}; write one, e.g.: printf \'partition = "gpu"\\ntime = "8h"\\ngpus = 1\\njobs = 4\\n\' > {path}'
         ) from None
-    except (OSError, ValueError) as wrong:  # tomllib's errors and undecodable text are ValueErrors
-        raise SpecError(f"profile {path} cannot be read: {one_line(wrong)}; mend it and run again") from None
-    known = {field.name: field.default for field in fields(Profile)}
-    for name in data:
-        if name not in known:
-            raise SpecError(f"profile {path} has no field {name!r}; {nearest(name, known)}")
-    try:
-        profile = Profile(**{name: _checked(name, value, known[name]) for name, value in data.items()})
-        _check(profile)
-    except SpecError as wrong:
-        raise SpecError(f"profile {path}: {wrong}") from None
-    return profile
-
-
-def _checked(name: str, value: Any, default: Any) -> Any:
-    """Return a field's value if it has the type of the field's default."""
-    if isinstance(default, int):
-        if type(value) is not int or value < 0:
-            raise SpecError(f"{name} must be a whole number, not {value!r}; type for example {name} = 1")
-        return value
-    if isinstance(default, str):
-        if not isinstance(value, str):
-            raise SpecError(f'{name} must be text, not {value!r}; type {name} = "{value}"')
-        value = value.strip()
-        if re.search(r'["\x00-\x1f\x7f]', value):
-            raise SpecError(f"{name} must be one line without quotation marks, not {value!r}")
-        if name in ("memory", "gpu_type") and re.search(r"\s", value):
-            raise SpecError(
-                f'{name} must be one word, not {value!r}; type {name} = "{"".join(value.split())}"'
-            )
-        return value
-    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
-        raise SpecError(f'{name} must be a list of texts, not {value!r}; type {name} = ["…"]')
-    if name == "sbatch" and any(re.search(r"[\x00-\x1f\x7f]", one) for one in value):
-        raise SpecError("sbatch: each option is one line, without tabs and control characters")
-    return tuple(value)
-
-
-def _check(profile: Profile) -> None:
-    if profile.jobs < 1:
-        raise SpecError("jobs must be at least 1")
-    if profile.gpus and profile.processes and profile.processes != profile.gpus:
-        raise SpecError(
-            f"processes = {profile.processes} does not fit gpus = {profile.gpus}: a worker uses one GPU in each process; "
-            "leave processes out"
-        )
-    if profile.gpu_type and not profile.gpus:
-        raise SpecError("gpu_type is set, but gpus is not; type gpus = 1")
-    warning = profile.warning_seconds
-    if not 1 <= warning <= 65_535:
-        raise SpecError(f"warning = {profile.warning!r} must lie between 1s and 18h")
-    if profile.time and 2 * warning > profile.time_seconds:
-        raise SpecError(
-            f"warning = {profile.warning!r} leaves less than half of time = {profile.time!r} to work in; shorten it"
-        )
-    for line in profile.sbatch:
-        _check_options(line)
+    except SpecError as error:
+        raise SpecError(f"profile {path}: {error}") from None
+    except (OSError, ValueError) as error:  # tomllib's errors and undecodable text are ValueErrors
+        raise SpecError(f"profile {path} cannot be read: {one_line(error)}; correct it") from None
 
 
 def _check_options(line: str) -> None:
     """Refuse a line after #SBATCH, of one option or several, if the script sets one of them itself."""
+    if re.search(r"[\x00-\x1f\x7f]", line):
+        raise SpecError(f"sbatch: {line!r} must be one line without tabs and control characters")
     try:
         words = shlex.split(line)
-    except ValueError as wrong:
-        raise SpecError(f"sbatch: {line!r} cannot be read: {one_line(wrong)}; mend it") from None
+    except ValueError as error:
+        raise SpecError(f"sbatch: {line!r} cannot be read: {one_line(error)}; correct it") from None
     if not words or not re.match(r"--?\w", words[0]):
         raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
     for word in words:
@@ -167,7 +146,7 @@ def _check_options(line: str) -> None:
         option = word.split("=")[0] if word.startswith("--") else word[:2]
         if not re.match(r"--?\w", option):
             continue
-        own = next((one for one in OWN_OPTIONS if one.startswith(option)), "")
+        own = next((name for name in OWN_OPTIONS if name.startswith(option)), "")
         if own:
             instead = OWN_OPTIONS[own]
             hint = f"use the field {instead!r}" if instead else "biphase needs it as it is; leave it out"
@@ -197,31 +176,31 @@ BODY = """\
 # A worker of {study}: it takes jobs from the store until none is left. Written by biphase.
 export {variable}={submission}
 {threads}
-worker='' warned='' told='' heard=''
-trap 'heard=1 warned=1; [ -z "$worker" ] || kill -USR1 "$worker" 2>/dev/null' USR1
-trap 'heard=1 told=1; [ -z "$worker" ] || kill -TERM "$worker" 2>/dev/null' TERM
+worker='' warned='' stopped='' signalled=''
+trap 'signalled=1 warned=1; [ -z "$worker" ] || kill -USR1 "$worker" 2>/dev/null' USR1
+trap 'signalled=1 stopped=1; [ -z "$worker" ] || kill -TERM "$worker" 2>/dev/null' TERM
 
 requeue() {{
-  echo "$(date '+%F %T') the time is nearly up and work is left: back into the queue"
+  echo "$(date '+%F %T') the time is nearly up and work is left: requeued"
   exec scontrol requeue "$SLURM_JOB_ID"
 }}
 
 set -e
 {setup}
 set +e
-[ -z "$told" ] || exit 0
+[ -z "$stopped" ] || exit 0
 [ -z "$warned" ] || requeue
 
 {command} &
 worker=$!
-# Until it is a program of its own it may lose a signal: what comes in this second is handed on after it, and what
-# came before it had a name is told now.
+# Between fork and exec the child may lose a signal, and a signal before worker=$! was not forwarded: forward again.
 sleep 1
 [ -z "$warned" ] || kill -USR1 "$worker" 2>/dev/null
-[ -z "$told" ] || kill -TERM "$worker" 2>/dev/null
-while :; do heard=''; wait "$worker"; code=$?; [ -n "$heard" ] || break; done
-# {left}: warned, stopped, work is left. 138: warned before it had begun.
-if [ "$code" = {left} ] || {{ [ "$code" = 138 ] && [ -n "$warned" ] && [ -z "$told" ]; }}; then requeue; fi
+[ -z "$stopped" ] || kill -TERM "$worker" 2>/dev/null
+# A trapped signal interrupts wait.
+while :; do signalled=''; wait "$worker"; code=$?; [ -n "$signalled" ] || break; done
+# {left}: the worker was warned and stopped with work left. 138: killed by the warning (SIGUSR1) before it handled it.
+if [ "$code" = {left} ] || {{ [ "$code" = 138 ] && [ -n "$warned" ] && [ -z "$stopped" ]; }}; then requeue; fi
 exit "$code"
 """
 
@@ -260,36 +239,25 @@ def job_script(profile: Profile, *, study: str, submission: str, jobs: int, argu
 
 
 def _resources(profile: Profile) -> list[str]:
-    named = {
-        name: getattr(profile, name)
-        for name in ("partition", "account", "qos", "constraint")
-        if getattr(profile, name)
-    }
-    found = [f'--{name}="{value}"' for name, value in named.items()]
+    names = ("partition", "account", "qos", "constraint")
+    options = [f'--{name}="{getattr(profile, name)}"' for name in names if getattr(profile, name)]
     if profile.time:
-        found.append(f"--time={_slurm_time(profile.time_seconds)}")
+        minutes, rest = divmod(round(profile.time_seconds), 60)
+        options.append(f"--time={minutes}:{rest:02d}")
     if profile.gpus:
         kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
-        found.append(f"--gres=gpu:{kind}{profile.gpus}")
+        options.append(f"--gres=gpu:{kind}{profile.gpus}")
     if profile.cpus:
-        found.append(f"--cpus-per-task={profile.cpus}")
+        options.append(f"--cpus-per-task={profile.cpus}")
     if profile.memory:
-        found.append(f"--mem={profile.memory}")
-    return found
-
-
-def _slurm_time(seconds: float) -> str:
-    """Format seconds as days-hours:minutes:seconds."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    days, hours = divmod(hours, 24)
-    return f"{days}-{hours:02d}:{minutes:02d}:{rest:02d}"
+        options.append(f"--mem={profile.memory}")
+    return options
 
 
 # ---------------------------------------------------------------- queue
 
 
-PATIENCE = 30  # timeout in seconds for one Slurm command
+TIMEOUT = 30  # timeout in seconds for one Slurm command
 SHOWN = 12  # jobs that `status` lists individually
 COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft")
 
@@ -340,32 +308,22 @@ def submissions(store: Store, study: str) -> list[str]:
 
 def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Queue:
     """Query Slurm for the jobs of a study's submissions, all or those in `only`."""
-    made = [one for one in submissions(store, study) if only is None or one in only]
-    if not made:
+    names = [job_name(study, name) for name in submissions(store, study) if only is None or name in only]
+    if not names:
         return Queue()
-    names = ",".join(job_name(study, one) for one in made)
     try:
-        text = _typed(
-            "squeue", "--noheader", "--array", f"--name={names}",
-            f"--Format={','.join(f'{column}:|' for column in COLUMNS)}",
-        )  # fmt: skip
-    except ClusterError as wrong:
-        return Queue(problem=str(wrong), submitted=True)
+        columns = ",".join(f"{column}:|" for column in COLUMNS)
+        text = _run("squeue", "--noheader", "--array", f"--name={','.join(names)}", f"--Format={columns}")
+    except ClusterError as error:
+        return Queue(problem=str(error), submitted=True)
     rows = [line.split("|") for line in text.splitlines() if line.count("|") >= len(COLUMNS)]
     return Queue(tuple(_job(row) for row in rows), submitted=True)
 
 
 def _job(row: list[str]) -> Job:
     id, state, reason, nodes, restarts, used, left = (cell.strip() for cell in row[: len(COLUMNS)])
-    return Job(
-        id,
-        state.lower(),
-        "" if reason == "None" else reason,
-        nodes,
-        int(restarts) if restarts.isdigit() else 0,
-        used,
-        left,
-    )
+    reason = "" if reason == "None" else reason
+    return Job(id, state.lower(), reason, nodes, int(restarts) if restarts.isdigit() else 0, used, left)
 
 
 def submit(
@@ -375,16 +333,14 @@ def submit(
     if shutil.which("sbatch") is None:
         raise ClusterError(_absent("sbatch"))
     submission = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
-    place = folder(store, study).resolve()
-    place.mkdir(parents=True, exist_ok=True)
-    script = place / f"{submission}.sh"
-    script.write_text(
-        job_script(profile, study=study, submission=submission, jobs=jobs, arguments=arguments),
-        encoding="utf-8",
-    )
-    log = str(place / submission).replace("%", "%%") + "-%a.log"
+    path = folder(store, study).resolve()
+    path.mkdir(parents=True, exist_ok=True)
+    script = path / f"{submission}.sh"
+    text = job_script(profile, study=study, submission=submission, jobs=jobs, arguments=arguments)
+    script.write_text(text, encoding="utf-8")
+    log = str(path / submission).replace("%", "%%") + "-%a.log"
     try:
-        text = _typed("sbatch", "--parsable", f"--chdir={Path.cwd()}", f"--output={log}", str(script))
+        text = _run("sbatch", "--parsable", f"--chdir={Path.cwd()}", f"--output={log}", str(script))
     except Unanswered:
         raise  # it may have been submitted, so keep the script
     except ClusterError:
@@ -396,7 +352,7 @@ def submit(
 def cancel(jobs: tuple[Job, ...]) -> None:
     """Remove jobs from the queue; running ones are killed."""
     if jobs:
-        _typed("scancel", "--quiet", *(job.id for job in jobs))
+        _run("scancel", "--quiet", *(job.id for job in jobs))
 
 
 def ask_to_end(jobs: tuple[Job, ...]) -> None:
@@ -405,9 +361,9 @@ def ask_to_end(jobs: tuple[Job, ...]) -> None:
     running = [job.id for job in jobs if job.state == "running"]
     if waiting:
         # A job that starts just now is not killed: it will read the stop request.
-        _typed("scancel", "--quiet", "--state=PENDING", *waiting)
+        _run("scancel", "--quiet", "--state=PENDING", *waiting)
     if running:
-        _typed("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", *running)
+        _run("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", *running)
 
 
 def lines(queue: Queue, logs: Path) -> list[str]:
@@ -419,13 +375,11 @@ def lines(queue: Queue, logs: Path) -> list[str]:
     if not queue.jobs:
         return [f"  Slurm: no job of this study is queued or runs; logs in {logs}"]
     counts = Counter(job.state for job in queue.jobs)
-    told = [
-        f"  Slurm: {', '.join(f'{number} {state}' for state, number in sorted(counts.items()))}; logs in {logs}"
-    ]
-    told += [f"    {_line(job)}" for job in queue.jobs[:SHOWN]]
+    states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
+    shown = [f"  Slurm: {states}; logs in {logs}", *(f"    {_line(job)}" for job in queue.jobs[:SHOWN])]
     if len(queue.jobs) > SHOWN:
-        told.append(f"    and {counted(len(queue.jobs) - SHOWN, 'more job')}; type squeue --me")
-    return told
+        shown.append(f"    and {counted(len(queue.jobs) - SHOWN, 'more job')}; type squeue --me")
+    return shown
 
 
 def _line(job: Job) -> str:
@@ -443,20 +397,20 @@ def as_json(queue: Queue) -> dict[str, Any]:
     return {"jobs": [asdict(job) for job in queue.jobs], "problem": queue.problem or None}
 
 
-def _typed(command: str, *arguments: str) -> str:
+def _run(command: str, *arguments: str) -> str:
     """Run a Slurm command and return its output."""
     try:
-        done = subprocess.run(
-            [command, *arguments], capture_output=True, text=True, timeout=PATIENCE, check=False
+        ended = subprocess.run(
+            [command, *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except FileNotFoundError:
         raise ClusterError(_absent(command)) from None
     except subprocess.TimeoutExpired:
-        raise Unanswered(f"{command} did not answer within {PATIENCE} s; try again, or ask: sinfo") from None
-    if done.returncode:
-        said = " ".join(done.stderr.split()) or f"it ended with {done.returncode}"
-        raise ClusterError(f"{command} failed: {said}; ask: sinfo")
-    return done.stdout
+        raise Unanswered(f"{command} did not answer within {TIMEOUT} s; try again, or ask: sinfo") from None
+    if ended.returncode:
+        message = " ".join(ended.stderr.split()) or f"it ended with {ended.returncode}"
+        raise ClusterError(f"{command} failed: {message}; ask: sinfo")
+    return ended.stdout
 
 
 def _absent(command: str) -> str:

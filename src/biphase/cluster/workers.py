@@ -26,7 +26,7 @@ from biphase.leases import SUFFIX, Holder, Lease, Leases, descendants, has_open
 from biphase.store import Store, read_json, write_json
 from biphase.text import counted, duration
 
-LOOK_SECONDS = 1.0
+CHECK_SECONDS = 1.0
 HERE = "here"  # prefix of the names of workers that Slurm did not start
 WORKER = "BIPHASE_WORKER"  # environment variable shared by the processes of one worker: its name
 
@@ -55,11 +55,11 @@ class WorkerRegistry:
 
     def workers(self) -> dict[str, Holder]:
         """Return the registered workers, after removing those that are dead or whose process id was reused."""
-        found = self.leases.holders()
-        gone = {worker for worker, holder in found.items() if not self._may_live(worker, holder)}
+        holders = self.leases.holders()
+        gone = {worker for worker, holder in holders.items() if not self._may_live(worker, holder)}
         for worker in gone:
-            self.strike(worker)
-        return {worker: holder for worker, holder in found.items() if worker not in gone}
+            self.remove(worker)
+        return {worker: holder for worker, holder in holders.items() if worker not in gone}
 
     def _may_live(self, worker: str, holder: Holder) -> bool:
         """Whether its process may be running; not if it lacks this open lease, as a reused process id does."""
@@ -69,15 +69,15 @@ class WorkerRegistry:
     def file(self, worker: str) -> Path:
         return self.leases.folder / f"{worker}{SUFFIX}"
 
-    def strike(self, worker: str) -> None:
+    def remove(self, worker: str) -> None:
         """Remove a worker that ended without unregistering; its name is never used again."""
         self.file(worker).unlink(missing_ok=True)
 
     def request(self) -> StopRequest:
         """Return the current stop request."""
         try:
-            found = read_json(self._request)
-            return StopRequest(frozenset(found["workers"]), frozenset(found["submissions"]))
+            request = read_json(self._request)
+            return StopRequest(frozenset(request["workers"]), frozenset(request["submissions"]))
         except (StoreError, KeyError, TypeError):
             return StopRequest()
 
@@ -99,7 +99,7 @@ class WorkerHeartbeat:
     def __init__(self, store: Store, study: str) -> None:
         self._registry = WorkerRegistry(store, study)
         self.submission = os.environ.get(SUBMISSION, "")
-        self._looked = -LOOK_SECONDS
+        self._checked_at = -CHECK_SECONDS
         self._asked = False
         self._lease: Lease | None = None
         rank = os.environ.get("RANK", "")
@@ -111,9 +111,9 @@ class WorkerHeartbeat:
 
     def asked(self, *, now: bool = False) -> bool:
         """Whether this worker was asked to stop; the file is read at most once a second, unless `now`."""
-        at = time.monotonic()
-        if not self._asked and (now or at - self._looked >= LOOK_SECONDS):
-            self._looked = at
+        clock = time.monotonic()
+        if not self._asked and (now or clock - self._checked_at >= CHECK_SECONDS):
+            self._checked_at = clock
             with contextlib.suppress(OSError):  # a file system error: try again at the next check
                 self._asked = self._registry.request().names(self.worker, self.submission)
         return self._asked
@@ -131,7 +131,7 @@ def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
     while (lease := leases.take("control")) is None:
         if time.monotonic() > until:
             holder = leases.holders().get("control")
-            who = f"process {holder.pid} on {holder.host}" if holder else "somebody"
+            who = f"process {holder.pid} on {holder.host}" if holder else "another process"
             raise StoreError(f"{who} is submitting or stopping workers of {study}; try again when it is done")
         time.sleep(0.1)
     return lease
@@ -144,7 +144,7 @@ def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
 
 
 POLL_SECONDS = 0.5
-TOLD_EVERY = 5.0  # seconds between two progress lines
+PROGRESS_EVERY = 5.0  # seconds between two progress lines
 SLURM_EVERY = 2.0  # seconds between two queries to Slurm
 
 
@@ -164,11 +164,11 @@ class WorkerStopper:
         self.registry = WorkerRegistry(store, study)
         self.named = StopRequest()
         self.signalled: set[str] = set()
-        self.told: dict[str, str] = {}  # job → its state when it was asked to end
+        self.job_states: dict[str, str] = {}  # job → its state when it was asked to end
         self.refused = ""  # Slurm's error when it was asked to end a job
         self.silent: set[str] = set()
         self.beats: dict[str, tuple[int, float]] = {}  # worker → its last heartbeat, and when we first saw it
-        self.queue, self.queue_at, self.queue_told = slurm.Queue(), -SLURM_EVERY, False
+        self.queue, self.queue_at, self.queue_notified = slurm.Queue(), -SLURM_EVERY, False
 
     def stop(self, wait: float) -> Ended:
         """Ask all workers to stop, and wait for at most `wait` seconds."""
@@ -176,9 +176,9 @@ class WorkerStopper:
             return Ended(0, ())
         with control(self.store, self.study):
             workers = self.registry.workers()
-            made = frozenset(slurm.submissions(self.store, self.study))
-            self.named = StopRequest(frozenset(workers), made)
-            self._look_at_queue()
+            submissions = frozenset(slurm.submissions(self.store, self.study))
+            self.named = StopRequest(frozenset(workers), submissions)
+            self._query_queue()
             outside = sum(worker.startswith(HERE) for worker in workers)  # workers not started by Slurm
             # All jobs of the queue, since a completing one may be requeued.
             asked = outside + max(len(self.queue.jobs), len(workers) - outside)
@@ -186,9 +186,8 @@ class WorkerStopper:
                 return Ended(0, ())
             self.registry.ask(self.named | self.registry.request())
         if asked:
-            self.say(
-                f"asked {counted(asked, 'worker')} to stop{'' if self.now else ' after the current step'}"
-            )
+            when = "" if self.now else " after the current step"
+            self.say(f"asked {counted(asked, 'worker')} to stop{when}")
         left = self._wait(wait)
         if not left and not self.silent and not self.queue.problem:
             with control(self.store, self.study):
@@ -200,25 +199,24 @@ class WorkerStopper:
         """Remove the request, unless a worker that it names is present: an earlier stop may have named more workers."""
         request = self.registry.request()
         queue = slurm.queue_of(self.store, self.study, request.submissions)
-        there = any(request.names(worker, worker.split(".")[0]) for worker in self.registry.workers())
-        if not there and not queue.jobs and not queue.problem:
+        present = any(request.names(worker, worker.split(".")[0]) for worker in self.registry.workers())
+        if not present and not queue.jobs and not queue.problem:
             self.registry.withdraw()
 
     def _wait(self, wait: float) -> list[str]:
-        began = said = time.monotonic()
+        began = shown = time.monotonic()
         while True:
-            left = self._press()
-            at = time.monotonic()
-            if not left or at - began >= wait:
+            left = self._notify()
+            now = time.monotonic()
+            if not left or now - began >= wait:
                 return left
-            if at - said >= TOLD_EVERY:
-                said = at
-                self.say(
-                    f"  {duration(at - began)}: waiting for {'; '.join(left[:4])}{' …' if left[4:] else ''}"
-                )
+            if now - shown >= PROGRESS_EVERY:
+                shown = now
+                names = "; ".join(left[:4]) + (" …" if left[4:] else "")
+                self.say(f"  {duration(now - began)}: waiting for {names}")
             time.sleep(POLL_SECONDS)
 
-    def _press(self) -> list[str]:
+    def _notify(self) -> list[str]:
         """Notify the workers and jobs that have not been notified; return those still present."""
         # A job that had started but not registered is found by its submission.
         workers = {
@@ -228,13 +226,15 @@ class WorkerStopper:
         }
         for worker, holder in workers.items():
             self._signal(worker, holder)
-        self._look_at_queue()
-        self._tell_jobs()
+        self._query_queue()
+        self._notify_jobs()
         gone = {worker for worker, holder in workers.items() if self._is_silent(worker, holder)}
         for worker in gone - self.silent:
-            self.registry.strike(worker)
+            self.registry.remove(worker)
         self.silent |= gone
-        left = [f"{one.host}, process {one.pid}" for worker, one in workers.items() if worker not in gone]
+        left = [
+            f"{holder.host}, process {holder.pid}" for worker, holder in workers.items() if worker not in gone
+        ]
         return left + [f"Slurm job {job.id} ({job.state})" for job in self.queue.jobs]
 
     def _signal(self, worker: str, holder: Holder) -> None:
@@ -252,27 +252,24 @@ class WorkerStopper:
             else:
                 os.kill(holder.pid, signal.SIGTERM)
 
-    def _look_at_queue(self) -> None:
+    def _query_queue(self) -> None:
         at = time.monotonic()
         if at - self.queue_at >= SLURM_EVERY:
             # Only the named submissions: what is submitted while we wait is not included.
             self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
-            self.queue_at, self.queue_told = at, False
+            self.queue_at, self.queue_notified = at, False
 
-    def _tell_jobs(self) -> None:
+    def _notify_jobs(self) -> None:
         """Ask jobs whose state is new to end, once per query of the queue."""
-        if self.queue_told:
+        if self.queue_notified:
             return
-        self.queue_told = True
-        jobs = tuple(job for job in self.queue.active if self.told.get(job.id) != job.state)
+        self.queue_notified = True
+        jobs = tuple(job for job in self.queue.active if self.job_states.get(job.id) != job.state)
         try:
-            if self.now:
-                slurm.cancel(jobs)
-            else:
-                slurm.ask_to_end(jobs)
-            self.told |= {job.id: job.state for job in jobs}
-        except ClusterError as wrong:  # a job that ended just now, or belongs to another user
-            self.refused = str(wrong)
+            slurm.cancel(jobs) if self.now else slurm.ask_to_end(jobs)
+            self.job_states |= {job.id: job.state for job in jobs}
+        except ClusterError as error:  # a job that ended just now, or belongs to another user
+            self.refused = str(error)
 
     def _is_silent(self, worker: str, holder: Holder) -> bool:
         """Whether a worker on another machine has had no heartbeat for as long as it takes its leases to expire."""

@@ -516,7 +516,7 @@ def cards(store: Store) -> Iterable[dict[str, Any]]:
     names = {path.name for path in (*store.shards.glob("*"), *metadata.glob("*"))}
     for name in sorted(names):
         with contextlib.suppress(StoreError):
-            yield read_card(store.told(store.shards / name))
+            yield read_card(store.readable(store.shards / name))
 
 
 # ---------------------------------------------------------------- documents

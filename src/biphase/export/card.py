@@ -29,7 +29,7 @@ from biphase.specs import Hub, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
-from biphase.text import duration, objective_in_words, short
+from biphase.text import duration, objective_title, short
 
 _NAME = re.compile(r"[\w.+-]{1,60}")
 
@@ -446,7 +446,7 @@ def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
         columns = {"before": before} | columns
     rows: Rows = [
         (
-            escaped(objective_in_words(name)),
+            escaped(objective_title(name)),
             *(f"{losses[name]:.4f}" if name in losses else "" for losses in columns.values()),
         )
         for name in last

@@ -22,7 +22,7 @@ from typing import Any
 from biphase.errors import SpecError
 from biphase.report.content import Content, collect
 from biphase.report.figures import draw
-from biphase.report.page.render import page
+from biphase.report.page.render import render
 from biphase.report.text import latex, markdown
 from biphase.store import Store
 from biphase.study.plan import Plan
@@ -84,10 +84,10 @@ def build(plan: Plan, store: Store, folder: Path, *, live: bool = False, static:
     """
     began = time.monotonic()
     content = collect(plan, store, live=live)
-    text = page(content)
+    html = render(content).html
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        made = [_write(folder / PAGE, text), *_beside(content, folder, static=static)]
+        made = [_write(folder / PAGE, html), *_beside(content, folder, static=static)]
     except OSError as wrong:
         raise SpecError(
             f"{wrong.filename or folder}: {wrong.strerror or wrong}; free room there, or choose another --out"

@@ -26,7 +26,7 @@ READING: tuple[tuple[str, str], ...] = (
     (
         "Scores.",
         "A score is measured on test examples, at the learning rate that was best on validation examples, seed by seed. "
-        "So each seed is one draw of the whole procedure, the choice of the rate included. Everything is in percent; "
+        "So each seed is one repetition of the whole procedure, the choice of the rate included. Everything is in percent; "
         "differences are in points of percent.",
     ),
     (
@@ -71,7 +71,7 @@ OF_CLAIMS = ("Verdicts.", "Detectable.")
 
 def reading(*, claims: bool) -> list[tuple[str, str]]:
     """The explanations that a report needs; those about claims are left out if it has none."""
-    return [one for one in READING if claims or one[0] not in OF_CLAIMS]
+    return [entry for entry in READING if claims or entry[0] not in OF_CLAIMS]
 
 
 # ---------------------------------------------------------------- content

@@ -35,9 +35,7 @@ class JobCost:
     """The cost of one training job: the work between two checkpoints of the plan."""
 
     key: str
-    parent: str | None
     title: str  # "clm 0 → 10,000"
-    results: tuple[str, ...]
     steps: tuple[int, int]
     decaying: bool
     tokens: int
@@ -73,7 +71,6 @@ class Curve:
 
     result: str
     steps: list[int]
-    tokens: list[int]
     losses: list[float]
     objectives: list[str]  # of each point; losses of two objectives are not one curve
     heldout: dict[str, list[tuple[int, float]]]  # objective → (step, loss)
@@ -92,7 +89,7 @@ def _trusted(entry: ledger.JobStatus, store: Store) -> ledger.JobStatus:
     if entry.standing != "done":
         return entry
     try:
-        about = read_checkpoint_file(store.told(store.checkpoints / entry.job.key))
+        about = read_checkpoint_file(store.readable(store.checkpoints / entry.job.key))
     except StoreError as wrong:
         return replace(entry, standing="failed", progress=None, error=str(wrong))
     return replace(entry, progress=about["progress"])
@@ -104,14 +101,11 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
     first, until = job.span
     before = parent.get("seconds")
     began = _began(entry, store) if progress and job.parent else before
-    same = (
-        began is None or before is None or abs(before - began) < ROUNDED
-    )  # else: the parent was retrained since
+    # If the clocks differ, the parent was retrained since.
+    same = began is None or before is None or abs(before - began) < ROUNDED
     return JobCost(
         key=job.key,
-        parent=job.parent,
         title=f"{job.objective.label} {first:,} → {until:,}",
-        results=job.results,
         steps=job.span,
         decaying=job.decaying,
         tokens=job.tokens,
@@ -127,10 +121,10 @@ def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], sto
 def _began(entry: ledger.JobStatus, store: Store) -> float | None:
     """The seconds on the clock when a job began: those in the metrics line of the last step before it."""
     with contextlib.suppress(StoreError):
-        told = read_verified(store.told(store.checkpoints / entry.job.key), LINES)
-        at = told.find(b'{"step": %d, "loss"' % entry.job.span[0])
+        lines = read_verified(store.readable(store.checkpoints / entry.job.key), LINES)
+        at = lines.find(b'{"step": %d, "loss"' % entry.job.span[0])
         if at >= 0:
-            return parse_line(told[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
+            return parse_line(lines[at:].split(b"\n", 1)[0].decode(errors="replace")).get("seconds")
     return None
 
 
@@ -143,61 +137,60 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
     path = plan.path(plan.results[result])
     flops = [flops_of(job) for job in path]
     try:
-        progress = about_state(plan, store, result).get("progress", {})
+        progress = checkpoint_of(plan, store, result).get("progress", {})
     except StoreError:  # the measurements are invalid; planned numbers are still known
         progress = {}
     return Cost(
         tokens=sum(job.tokens for job in path),
-        flops=None if None in flops else sum(one for one in flops if one is not None),
+        flops=None if None in flops else sum(count for count in flops if count is not None),
         seconds=progress.get("seconds"),
         device=progress.get("machine", {}).get("device", ""),
     )
 
 
-def about_state(plan: Plan, store: Store, result: str) -> dict[str, Any]:
+def checkpoint_of(plan: Plan, store: Store, result: str) -> dict[str, Any]:
     """The checkpoint.json of a finished result; empty for an untrained start, and before it is computed."""
-    folder = store.told(store.checkpoints / plan.results[result])
+    folder = store.readable(store.checkpoints / plan.results[result])
     return read_checkpoint_file(folder) if store.has(folder) else {}
 
 
 def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve:
     """The losses on the path to a result, as far as known; `live` includes what a worker is writing now."""
-    found = texts(plan, store, result, live=live)
+    lines = texts(plan, store, result, live=live)
     try:
-        return _curve(plan, result, found)
+        return _curve(plan, result, lines)
     except StoreError:  # one invalid line makes the whole file untrustworthy
         return _curve(plan, result, [])
 
 
-def _curve(plan: Plan, result: str, found: list[str]) -> Curve:
-    trained = _thinned([text for text in found if '"heldout"' not in text])
+def _curve(plan: Plan, result: str, lines: list[str]) -> Curve:
+    points = _thinned([text for text in lines if '"heldout"' not in text])
     heldout: dict[str, list[tuple[int, float]]] = {}
-    for step, measured in ledger.heldout([parse_line(text) for text in found if '"heldout"' in text]).items():
+    for step, measured in ledger.heldout([parse_line(text) for text in lines if '"heldout"' in text]).items():
         for objective, loss in measured.items():
             heldout.setdefault(objective, []).append((step, loss))
-    end = plan.path(plan.results[result])
+    path = plan.path(plan.results[result])
     return Curve(
         result,
-        steps=[one.step for one in trained],
-        tokens=[one.tokens for one in trained],
-        losses=[one.loss for one in trained],
-        objectives=[one.objective for one in trained],
+        steps=[point.step for point in points],
+        losses=[point.loss for point in points],
+        objectives=[point.objective for point in points],
         heldout=heldout,
         switches=switches(plan, result),
-        complete=bool(end) and _last_step(found) >= end[-1].span[1],
+        complete=bool(path) and _last_step(lines) >= path[-1].span[1],
     )
 
 
 def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
     """The steps at which the objective changes or a decay begins, on the path to a result."""
-    found = []
+    changes = []
     path = plan.path(plan.results[result])
     for before, job in zip((None, *path), path, strict=False):
         if before and before.objective.label != job.objective.label:
-            found.append(Switch(job.span[0], job.objective.label))
+            changes.append(Switch(job.span[0], job.objective.label))
         if job.decaying and job.first == job.run.decay_start:  # later jobs only continue it
-            found.append(Switch(job.span[0], "decay"))
-    return tuple(found)
+            changes.append(Switch(job.span[0], "decay"))
+    return tuple(changes)
 
 
 # ---------------------------------------------------------------- lines of metrics
@@ -206,20 +199,20 @@ def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
 def texts(plan: Plan, store: Store, result: str, *, live: bool) -> list[str]:
     """The unparsed metrics lines on the path to a result. A file that fails verification is skipped."""
     path = plan.path(plan.results[result])
-    found: list[str] = []
+    lines: list[str] = []
     for job in reversed(path):  # a checkpoint holds the lines of its whole path
-        folder = store.told(store.checkpoints / job.key)
-        if not found and store.has(folder):
+        folder = store.readable(store.checkpoints / job.key)
+        if not lines and store.has(folder):
             with contextlib.suppress(StoreError):
-                found = read_verified(folder, LINES).decode(errors="replace").splitlines()
+                lines = read_verified(folder, LINES).decode(errors="replace").splitlines()
     for job in path if live else ():
         # The live file may be absent, just finished, or damaged; it is for display only, so errors are ignored.
         with contextlib.suppress(OSError, UnicodeDecodeError, StoreError):
-            told = read_file(ledger.live_file(plan, store, job.key)).decode().splitlines()
-            for text in told[:-1]:  # the last line may be incomplete
+            latest = read_file(ledger.live_file(plan, store, job.key)).decode().splitlines()
+            for text in latest[:-1]:  # the last line may be incomplete
                 parse_line(text)
-            found = max(found, told, key=_last_step)  # the live file also begins at the root
-    return [text for text in found if text.endswith("}")]  # the last line may be incomplete
+            lines = max(lines, latest, key=_last_step)  # the live file also begins at the root
+    return [text for text in lines if text.endswith("}")]  # the last line may be incomplete
 
 
 def _last_step(texts: list[str]) -> int:
@@ -237,7 +230,6 @@ def parse_line(text: str) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Point:
     step: int
-    tokens: int
     loss: float
     objective: str
 
@@ -255,8 +247,8 @@ def _thinned(texts: list[str]) -> list[_Point]:
             lines = [parse_line(text) for text in group]
             points += [
                 point
-                for _, some in itertools.groupby(lines, key=lambda line: line.get("objective", ""))
-                for point in _mean(list(some))
+                for _, same in itertools.groupby(lines, key=lambda line: line.get("objective", ""))
+                for point in _mean(list(same))
             ]
     return points
 
@@ -270,11 +262,11 @@ def _spread(group: list[str]) -> list[dict[str, Any]]:
 
 def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
     """The mean loss as a point at the last line; empty if no loss is finite."""
-    known = [line for line in lines if line.get("loss") is not None]
-    if not known:
+    finite = [line for line in lines if line.get("loss") is not None]
+    if not finite:
         return []
-    loss, last = sum(line["loss"] for line in known) / len(known), known[-1]
-    return [_Point(last["step"], last.get("tokens", 0), loss, last.get("objective", ""))]
+    loss, last = sum(line["loss"] for line in finite) / len(finite), finite[-1]
+    return [_Point(last["step"], loss, last.get("objective", ""))]
 
 
 # ---------------------------------------------------------------- repetition
@@ -305,9 +297,8 @@ class Epochs:
 
     def at(self, result: str, step: int | None = None) -> float | None:
         """How often a result has read its corpus, in total or up to a step counted from the root; None: not known."""
-        path = [
-            one for one in self._plan.path(self._plan.results[result]) if step is None or one.span[0] < step
-        ]
+        path = self._plan.path(self._plan.results[result])
+        path = [job for job in path if step is None or job.span[0] < step]
         epochs = 0.0
         for job in path:
             first, until = job.span
@@ -327,8 +318,8 @@ class Epochs:
 
     def _corpus_rows(self, read: Read) -> int | None:
         if read not in self._rows:
-            found = (_rows(self._store, job) for job in self._jobs[read])
-            self._rows[read] = next((rows for rows in found if rows), None)
+            recorded = (_rows(self._store, job) for job in self._jobs[read])
+            self._rows[read] = next((rows for rows in recorded if rows), None)
         return self._rows[read]
 
 
@@ -339,15 +330,15 @@ def _read(run: Pretrain) -> Read:
 
 def _rows(store: Store, job: TrainingJob) -> int:
     """The rows in a job's corpus, from its checkpoint's metadata; 0: not recorded or invalid."""
-    folder = store.told(store.checkpoints / job.key)
+    folder = store.readable(store.checkpoints / job.key)
     if not store.has(folder):
         return 0
     try:
-        about = read_checkpoint_file(folder)
+        checkpoint = read_checkpoint_file(folder)
     except StoreError:
         return 0
-    epochs, drawn = about.get("epochs"), about["progress"].get("next_sample")
-    return round(drawn / epochs) if epochs and drawn else 0
+    epochs, rows_read = checkpoint.get("epochs"), checkpoint["progress"].get("next_sample")
+    return round(rows_read / epochs) if epochs and rows_read else 0
 
 
 @dataclass(frozen=True)
@@ -378,40 +369,40 @@ def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[L
 
 
 def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
-    spans, turns = recipe_of(plan, result).spans, _turns(plan, result)
-    found = []
-    for place, text in enumerate(lines):
+    phases, turns = recipe_of(plan, result).spans, _turns(plan, result)
+    loss_gaps = []
+    for number, text in enumerate(lines):
         if '"heldout"' not in text:
             continue
         measured = parse_line(text)
         step = measured["step"]
-        span = next((one for one in spans if one.first < step <= one.until), None)
-        heldout = _of(measured.get("heldout", {}), span) if span else None
-        if span and heldout is not None:
+        phase = next((phase for phase in phases if phase.first < step <= phase.until), None)
+        heldout = _of(measured.get("heldout", {}), phase) if phase else None
+        if phase and heldout is not None:
             since = max(turn for turn in turns if turn < step)
-            training = _lately(lines, place, step, since)
-            found += [] if training is None else [LossGap(step, span.label, span.first, training, heldout)]
-    return found
+            training = _lately(lines, number, step, since)
+            if training is not None:
+                loss_gaps.append(LossGap(step, phase.label, phase.first, training, heldout))
+    return loss_gaps
 
 
 def _turns(plan: Plan, result: str) -> set[int]:
     """The steps from the root at which the loss curve changes: a run, an objective or a decay begins."""
     path = plan.path(plan.results[result])
     begun = {job.span[0] for job in path if job.first == 0}
-    return begun | {one.step for one in switches(plan, result)}
+    return begun | {switch.step for switch in switches(plan, result)}
 
 
-def _of(measured: dict[str, float], span: RecipePhase) -> float | None:
+def _of(measured: dict[str, float], phase: RecipePhase) -> float | None:
     """The held-out loss of an objective, recorded under its label or the short form (mlm40 for mlm 40%)."""
-    said = span.label
-    return measured.get(said, measured.get(said.replace(" ", "").replace("%", "")))
+    return measured.get(phase.label, measured.get(phase.label.replace(" ", "").replace("%", "")))
 
 
-def _lately(lines: list[str], place: int, step: int, since: int) -> float | None:
+def _lately(lines: list[str], number: int, step: int, since: int) -> float | None:
     """The mean training loss over the steps before a measurement. Parses only those lines."""
     steps = max(1, min(LATELY, int(OF_ITS_STAGE * (step - since))))
     losses = []
-    for before in range(place - 1, -1, -1):
+    for before in range(number - 1, -1, -1):
         if '"heldout"' in lines[before]:
             continue
         line = parse_line(lines[before])

@@ -19,7 +19,7 @@ from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
-from biphase.report.pretraining import JobCost, about_state, cost
+from biphase.report.pretraining import JobCost, checkpoint_of, cost
 from biphase.report.recipes import Recipe, recipe_of
 from biphase.specs import Finetune
 from biphase.store import Store
@@ -71,13 +71,10 @@ class Provenance:
         """The energy as text; empty if no device reported it."""
         if not self.joules:
             return ""
-        some = (
-            ""
-            if self.metered[0] == self.metered[1]
-            else " of {:,} of {:,} training jobs".format(*self.metered)
-        )
+        metered, done = self.metered
+        part = "" if metered == done else f" of {metered:,} of {done:,} training jobs"
         return (
-            f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{some}, "
+            f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{part}, "
             "as the GPUs reported it, with all that ran on them meanwhile"
         )
 
@@ -103,28 +100,24 @@ def provenance(evidence: Evidence) -> Provenance:
 
 
 def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
-    for corpus in dict.fromkeys(
-        corpus_of(run) for last in plan.study.runs for run in reversed(last.lineage) if run.corpus
-    ):
-        at, card = card_of(corpus, store)
-        tokens = (
-            f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
-        )
-        yield Data(corpus.name, "corpus", corpus.source, at, tokens)
+    runs = [run for last in plan.study.runs for run in reversed(last.lineage)]
+    for corpus in dict.fromkeys(corpus_of(run) for run in runs if run.corpus):
+        key, card = card_of(corpus, store)
+        note = f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
+        yield Data(corpus.name, "corpus", corpus.source, key, note)
 
 
 def _datasets(evidence: Evidence) -> Iterable[Data]:
     described = kept(evidence.plan.study.name, evidence.store)
     for name, task in evidence.tasks.items():
-        examples = max(
-            (grid.examples for (_, on), grid in evidence.grids.items() if on == name),
-            default=0,
-        )
+        examples = max((grid.examples for (_, on), grid in evidence.grids.items() if on == name), default=0)
         note = counted(examples, "test example") if examples else "not scored yet"
         if task.trained_on:
             note += f"; scored with the model of {task.trained_on}"
-        one = described.get(name)
-        about = (*one.about, *(("warning", said) for said in one.warnings)) if one else ()
+        description = described.get(name)
+        about = (
+            (*description.about, *(("warning", text) for text in description.warnings)) if description else ()
+        )
         yield Data(name, task.family, task.source, evidence.plan.tasks[name], note, about)
 
 
@@ -133,55 +126,51 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
 
 def _machines(evidence: Evidence) -> tuple[MachineUsed, ...]:
     """The machines by device and software; most used first, then by name."""
-    plan, store = evidence.plan, evidence.store
-    trained = Counter(_words(one) for one in _progress(plan, store).values())
-    tuned = Counter(_words({"machine": one}) for grid in evidence.grids.values() for one in grid.machines)
-    every = sorted({*trained, *tuned}, key=lambda one: (-trained[one] - tuned[one], one))
-    return tuple(MachineUsed(*one, trained[one], tuned[one]) for one in every)
+    trained = Counter(_machine(progress.get("machine", {})) for progress in _progress(evidence))
+    tuned = Counter(_machine(machine) for grid in evidence.grids.values() for machine in grid.machines)
+    every = sorted({*trained, *tuned}, key=lambda machine: (-trained[machine] - tuned[machine], machine))
+    return tuple(MachineUsed(*machine, trained[machine], tuned[machine]) for machine in every)
 
 
-def _words(progress: dict[str, Any]) -> tuple[str, str]:
-    about = progress.get("machine", {})
-    software = [
-        f"{name} {about[name]}"
-        for name in sorted(about)
-        if name not in ("device", "compiled", "path", "joules")
-    ]
-    if about.get("compiled") == "True" or about.get("path") == "compiled":
+def _machine(facts: dict[str, Any]) -> tuple[str, str]:
+    """The device and the software of a machine."""
+    other = ("device", "compiled", "path", "joules")
+    software = [f"{name} {facts[name]}" for name in sorted(facts) if name not in other]
+    if facts.get("compiled") == "True" or facts.get("path") == "compiled":
         software.append("compiled")
-    if about.get("path") == "fused":
+    if facts.get("path") == "fused":
         software.append("fused kernels")
-    return about.get("device") or "not recorded", ", ".join(software)
+    return facts.get("device") or "not recorded", ", ".join(software)
 
 
-def _progress(plan: Plan, store: Store) -> dict[str, dict[str, Any]]:
+def _progress(evidence: Evidence) -> Iterable[dict[str, Any]]:
     """The progress record of every finished checkpoint; those that fail validation are left out."""
-    found = {}
-    for at in plan.jobs:
-        folder = store.told(store.checkpoints / at)
+    store = evidence.store
+    for key in evidence.plan.jobs:
+        folder = store.readable(store.checkpoints / key)
         if store.has(folder):
             with contextlib.suppress(StoreError):
-                found[at] = read_checkpoint_file(folder)["progress"]
-    return found
+                yield read_checkpoint_file(folder)["progress"]
 
 
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
-    trained = evidence.job_costs
-    known = [cost.seconds * cost.devices for cost in trained if cost.seconds is not None]
+    costs = evidence.job_costs
+    trained = [cost.seconds * cost.devices for cost in costs if cost.seconds is not None]
     tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
-    tokens = sum(cost.tokens for cost in trained if cost.standing == "done")
-    flops = [cost.flops for cost in trained if cost.standing == "done"]
-    made = (
-        [("Pretraining", f"{_hours(sum(known))} over all processes, {counted(len(known), 'training job')}")]
-        if known
-        else []
-    )
+    tokens = sum(cost.tokens for cost in costs if cost.standing == "done")
+    flops = [cost.flops for cost in costs if cost.standing == "done"]
+    spent = []
+    if trained:
+        jobs = counted(len(trained), "training job")
+        spent.append(("Pretraining", f"{_hours(sum(trained))} over all processes, {jobs}"))
     if tokens:
-        counts = "" if None in flops else f", {sum(one for one in flops if one):.3g} model FLOPs"
-        made.append(("Trained on", f"{short(tokens)} tokens{counts}"))
+        counts = "" if None in flops else f", {sum(count for count in flops if count):.3g} model FLOPs"
+        spent.append(("Trained on", f"{short(tokens)} tokens{counts}"))
     if any(tuned):
-        made.append(("Fine-tuning", f"{_hours(sum(tuned))} over all processes, {evidence.count[0]:,} scores"))
-    return tuple(made)
+        spent.append(
+            ("Fine-tuning", f"{_hours(sum(tuned))} over all processes, {evidence.count[0]:,} scores")
+        )
+    return tuple(spent)
 
 
 def _hours(seconds: float) -> str:
@@ -267,9 +256,8 @@ class Missing:
         if self.failed:
             parts.append(f"{counted(len(self.failed), 'job')} failed.")
         if self.unreadable:
-            parts.append(
-                f"{counted(len(self.unreadable), 'file')} cannot be read and {'counts' if len(self.unreadable) == 1 else 'count'} as missing."
-            )
+            count = "counts" if len(self.unreadable) == 1 else "count"
+            parts.append(f"{counted(len(self.unreadable), 'file')} cannot be read and {count} as missing.")
         if self.bare:
             parts.append(
                 f"{counted(self.bare, 'score')} came without {'its' if self.bare == 1 else 'their'} values by example, "
@@ -278,32 +266,28 @@ class Missing:
         return " ".join(parts)
 
 
-def missing(evidence: Evidence, found: list[RunSummary]) -> Missing:
+def missing(evidence: Evidence, summaries: list[RunSummary]) -> Missing:
     """What is missing from a study, in the order of its results and tasks."""
     done, of = evidence.count
-    places: dict[str, str] = {}
+    titles: dict[str, str] = {}
     failed = _failed_jobs(evidence)
     for grid in evidence.grids.values():
         for key, title in _titles(grid).items():
-            places[key] = title
+            titles[key] = title
             if key in grid.missing and key not in evidence.unreadable:
                 failed.append(Unusable(title, key, grid.missing[key]))
-    order = [run.name for run in found]
+    order = [run.name for run in summaries]
     grids = sorted(evidence.grids.values(), key=lambda grid: order.index(grid.result))
+    gaps = [MissingTrials(grid.result, grid.task.name, grid.of - grid.done, grid.of) for grid in grids]
+    unreadable = [Unusable(run.name, run.key, run.wrong) for run in summaries if run.wrong]
+    unreadable += [Unusable(titles.get(key, key), key, why) for key, why in evidence.unreadable.items()]
     return Missing(
         done=done,
         of=of,
-        gaps=tuple(
-            MissingTrials(one.result, one.task.name, one.of - one.done, one.of)
-            for one in grids
-            if one.done < one.of
-        ),
+        gaps=tuple(gap for gap in gaps if gap.missing),
         failed=tuple(failed),
-        unreadable=(
-            *(Unusable(run.name, run.key, run.wrong) for run in found if run.wrong),
-            *(Unusable(places.get(key, key), key, why) for key, why in evidence.unreadable.items()),
-        ),
-        untrained=tuple(run.name for run in found if run.standing != "done" and not run.wrong),
+        unreadable=tuple(unreadable),
+        untrained=tuple(run.name for run in summaries if run.standing != "done" and not run.wrong),
         bare=len(evidence.bare),
     )
 
@@ -362,12 +346,12 @@ def runs(evidence: Evidence) -> list[RunSummary]:
 
 def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) -> RunSummary:
     plan, store = evidence.plan, evidence.store
-    at = plan.results[name]
+    key = plan.results[name]
     recipe = recipe_of(plan, name)
     grids = [evidence.grids[name, task] for task in evidence.tasks]
     spent = cost(plan, store, name)
     try:
-        about, heldout, wrong = about_state(plan, store, name), last_heldout(plan, store, name), ""
+        about, heldout, wrong = checkpoint_of(plan, store, name), last_heldout(plan, store, name), ""
     except StoreError as damage:  # a report must not reveal where the store is
         about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
     progress = about.get("progress", {})
@@ -376,8 +360,8 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
         model=model,
         seed=recipe.seed,
         recipe=recipe,
-        key=at,
-        way=tuple(by_key[job.key] for job in plan.path(at)),
+        key=key,
+        way=tuple(by_key[job.key] for job in plan.path(key)),
         flops=spent.flops,
         seconds=spent.seconds,
         joules=progress.get("joules"),
@@ -385,7 +369,7 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
         device=spent.device,
         epochs=about.get("epochs"),
         heldout=heldout,
-        standing=by_key[at].standing if at in by_key else "done",
+        standing=by_key[key].standing if key in by_key else "done",
         trials=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
         wrong=wrong,
     )
@@ -397,7 +381,7 @@ def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
     Only the lines that contain held-out losses are parsed, because curves are long.
     """
     for job in reversed(plan.path(plan.results[result])):
-        folder = store.told(store.checkpoints / job.key)
+        folder = store.readable(store.checkpoints / job.key)
         if store.has(folder):
             measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
             return measured[-1]["heldout"] if measured else {}

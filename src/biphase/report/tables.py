@@ -86,11 +86,11 @@ def boards(evidence: Evidence, estimates: Estimates) -> tuple[Board, Board]:
     Rows are ordered: ends of runs with a score, ends of runs without one, intermediate checkpoints.
     """
 
-    def place(model: Model) -> tuple[bool, bool]:
+    def order(model: Model) -> tuple[bool, bool]:
         scored = any(estimates.tasks[model.name, task].known for task in evidence.tasks)
         return not model.recipe.final, not scored
 
-    models = sorted(evidence.models.values(), key=place)
+    models = sorted(evidence.models.values(), key=order)
     return (
         _board("families", models, tuple(evidence.families), estimates.families),
         _board("tasks", models, tuple(evidence.tasks), estimates.tasks),
@@ -101,20 +101,21 @@ def _board(
     name: str, models: list[Model], columns: tuple[str, ...], scores: dict[tuple[str, str], Score]
 ) -> Board:
     """Build one board. All models that tie for the best are marked; constant predictions never are."""
-    known = [one for one in scores.values() if one.known and not one.constant]
-    best = {on: max((one.seeds.mean for one in known if one.on == on), default=math.nan) for on in columns}
+    best = dict.fromkeys(columns, math.nan)
+    baselines: dict[str, dict[str, Baseline]] = {}  # name → column → its baseline
+    for on in columns:
+        known = [score for score in scores.values() if score.on == on]
+        means = [score.seeds.mean for score in known if score.known and not score.constant]
+        best[on] = max(means, default=math.nan)
+        for baseline, of in next((score.baselines for score in known if score.baselines), {}).items():
+            baselines.setdefault(baseline, {})[on] = of
     lines = []
     for model in models:
-        found = [scores[model.name, on] for on in columns]
-        cells = [Cell(one, one.seeds.mean == best[one.on] and not one.constant) for one in found]
+        row = [scores[model.name, on] for on in columns]
+        cells = [Cell(score, score.seeds.mean == best[score.on] and not score.constant) for score in row]
         lines.append(BoardRow(model, tuple(cells)))
-    below = {
-        on: next((one.baselines for one in scores.values() if one.on == on and one.baselines), {})
-        for on in columns
-    }
-    names = dict.fromkeys(name for some in below.values() for name in some)
-    baselines = tuple((name, tuple(below[on].get(name) for on in columns)) for name in names)
-    return Board(name, columns, tuple(lines), baselines)
+    below = tuple((name, tuple(of.get(on) for on in columns)) for name, of in baselines.items())
+    return Board(name, columns, tuple(lines), below)
 
 
 # ---------------------------------------------------------------- files
@@ -132,9 +133,9 @@ def scores(evidence: Evidence, estimates: Estimates) -> Table:
     for name, model in evidence.models.items():
         for task, spec in evidence.tasks.items():
             score = estimates.tasks[name, task]
-            about = (name, model.recipe.words(), task, spec.family, score.metric)
+            identity = (name, model.recipe.words(), task, spec.family, score.metric)
             others = "; ".join(f"{metric} {_percent(mean)}" for metric, mean in score.others.items())
-            rows.append((*about, *_score(score), _rates(evidence, model, task), others))
+            rows.append((*identity, *_score(score), _rates(evidence, model, task), others))
     columns = ("model", "recipe", "task", "family", "metric", *SCORE, "rate_of_each_seed", "other_metrics")
     return Table("scores", columns, tuple(rows))
 
@@ -160,37 +161,43 @@ def noise(evidence: Evidence, estimates: Estimates) -> Table:
     rows = []
     for name in evidence.models:
         for family in evidence.families:
-            found = estimates.families[name, family].noise
-            if found is None:
+            parts = estimates.families[name, family].noise
+            if parts is None:
                 continue
-            counts = (found.pretraining_seeds, found.finetuning_seeds, found.examples)
-            deviations = (_percent(math.sqrt(one.single)) for one in found.components)
-            covers, widest = widest_interval(found)
+            counts = (parts.pretraining_seeds, parts.finetuning_seeds, parts.examples)
+            deviations = (_percent(math.sqrt(component.single)) for component in parts.components)
+            covers, widest = widest_interval(parts)
             ends = (_percent(widest.low), _percent(widest.high)) if widest else ("", "")
-            rows.append((name, family, *(str(count) for count in counts), *deviations, covers, *ends))
+            rows.append((name, family, *map(str, counts), *deviations, covers, *ends))
     return Table("noise", NOISE, tuple(rows))
 
 
 def widest_interval(noise: Decomposition) -> tuple[str, Estimate | None]:
     """The interval that covers the most sources: all, or else fine-tuning seeds and test examples."""
     for covers in ("all", "fine-tuning seeds and test examples"):
-        found = noise.intervals.get(covers)
-        if found is not None and math.isfinite(found.low):
-            return found.covers, of_scores(found)
+        estimate = noise.intervals.get(covers)
+        if estimate is not None and math.isfinite(estimate.low):
+            return estimate.covers, of_scores(estimate)
     return "", None
 
 
 def _score(score: Score) -> tuple[str, ...]:
     seeds = score.seeds
     low, high = score.examples or (math.nan, math.nan)
-    numbers = [_percent(one) for one in (seeds.mean, seeds.low, seeds.high, seeds.sd)]
-    counts = str(score.done), str(score.of)
-    covers = seeds.covers if score.known else ""
-    known = score.baselines.items()
-    baselines = "; ".join(f"{name} {_percent(one.test)} ({one.what})" for name, one in known)
     lacking = [score.no_interval, f"test examples: {score.no_examples}" if score.no_examples else ""]
-    more = "; ".join(filter(None, lacking)), str(score.constant or ""), baselines
-    return (*numbers, str(seeds.n), covers, _percent(low), _percent(high), *counts, *more)
+    baselines = (f"{name} {_percent(base.test)} ({base.what})" for name, base in score.baselines.items())
+    return (
+        *map(_percent, (seeds.mean, seeds.low, seeds.high, seeds.sd)),
+        str(seeds.n),
+        seeds.covers if score.known else "",
+        _percent(low),
+        _percent(high),
+        str(score.done),
+        str(score.of),
+        "; ".join(filter(None, lacking)),
+        str(score.constant or ""),
+        "; ".join(baselines),
+    )
 
 
 def _percent(score: float) -> str:
@@ -199,11 +206,9 @@ def _percent(score: float) -> str:
 
 def _rates(evidence: Evidence, model: Model, task: str) -> str:
     """The learning rate chosen for each seed, in order; "none" for an incomplete seed."""
-    found = []
-    for result in model.results:
-        grid = evidence.grids[result, task]
-        found += [rate(grid.lrs[grid.chosen[seed]]) if seed in grid.chosen else "none" for seed in grid.seeds]
-    return " ".join(found)
+    grids = [evidence.grids[result, task] for result in model.results]
+    chosen = [(grid, grid.chosen.get(seed)) for grid in grids for seed in grid.seeds]
+    return " ".join("none" if row is None else rate(grid.lrs[row]) for grid, row in chosen)
 
 
 CLAIM = ("claim", "says", "source", "verdict", "why", "p", "p_holm", "scale")
@@ -216,9 +221,12 @@ PART = (
 def claims(findings: Iterable[Finding]) -> Table:
     """One row for each part of each claim; a claim without parts has one row."""
     rows = []
-    for one in findings:
-        about = (one.id, one.says, one.source, one.reads, one.why, exponent(one.p), exponent(one.p_holm))
-        for part in one.parts:
+    for finding in findings:
+        claim = (
+            finding.id, finding.says, finding.source, finding.reads, finding.why, exponent(finding.p),
+            exponent(finding.p_holm), finding.scale,
+        )  # fmt: skip
+        for part in finding.parts:
             low, high = part.examples or (math.nan, math.nan)
             seeds = part.estimate
             row = (
@@ -226,13 +234,13 @@ def claims(findings: Iterable[Finding]) -> Table:
                 str(seeds.n), seeds.covers, exponent(seeds.p), plain(part.margin, 2), plain(part.paper, 2),
                 plain(min(part.detectable, SCALE), DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
             )  # fmt: skip
-            rows.append((*about, one.scale, *row))
-        if not one.parts:
-            rows.append((*about, one.scale, *("" for _ in PART)))
+            rows.append((*claim, *row))
+        if not finding.parts:
+            rows.append((*claim, *("" for _ in PART)))
     return Table("claims", (*CLAIM, *PART), tuple(rows))
 
 
-LEAF = (
+TRIAL_COLUMNS = (
     "model", "pretraining_seed", "task", "metric", "rate", "seed", "validation", "test", "chosen", "seconds",
     "key", "missing",
 )  # fmt: skip
@@ -245,7 +253,7 @@ def trial_table(evidence: Evidence) -> Table:
         for result, pretraining_seed in zip(model.results, model.seeds, strict=True):
             for task in evidence.tasks:
                 rows += _trial_rows(model.name, pretraining_seed, evidence.grids[result, task])
-    return Table("trials", LEAF, tuple(rows))
+    return Table("trials", TRIAL_COLUMNS, tuple(rows))
 
 
 def _trial_rows(model: str, pretraining_seed: int, grid: ScoreGrid) -> Iterable[tuple[str, ...]]:
@@ -258,28 +266,28 @@ def _trial_rows(model: str, pretraining_seed: int, grid: ScoreGrid) -> Iterable[
             scores = (math.nan if part is None else float(part[row, column]) for part in (validation, test))
             chosen = "yes" if grid.chosen.get(seed) == row else ""
             seconds = plain(float(grid.seconds[row, column]), 3)
-            about = model, str(pretraining_seed), grid.task.name, grid.metric, rate(lr), str(seed)
+            trial = model, str(pretraining_seed), grid.task.name, grid.metric, rate(lr), str(seed)
             why = "" if seconds else grid.missing.get(key, "not computed")
-            yield (*about, *(_percent(one) for one in scores), chosen, seconds, key, why)
+            yield (*trial, *map(_percent, scores), chosen, seconds, key, why)
 
 
 RUN = (
     "run", "model", "recipe", "size", "parameters", "steps", "tokens", "flops", "seconds", "devices", "device",
-    "joules", "epochs", "heldout_clm", "heldout_mlm40", "standing", "leaves_done", "leaves_of", "key",
+    "joules", "epochs", "heldout_clm", "heldout_mlm40", "standing", "trials_done", "trials_of", "key",
 )  # fmt: skip
 
 
-def runs(found: Iterable[RunSummary]) -> Table:
+def runs(summaries: Iterable[RunSummary]) -> Table:
     """Every result and its cost."""
     rows = []
-    for one in found:
-        recipe = one.recipe
-        losses = (plain(one.heldout.get(name), DIGITS) for name in ("clm", "mlm40"))
+    for run in summaries:
+        recipe = run.recipe
+        losses = (plain(run.heldout.get(name), DIGITS) for name in ("clm", "mlm40"))
         row = (
-            one.name, one.model, recipe.words(), recipe.size,
+            run.name, run.model, recipe.words(), recipe.size,
             "" if recipe.parameters is None else str(recipe.parameters), str(recipe.steps), str(recipe.tokens),
-            exponent(one.flops), plain(one.seconds, 1), str(one.devices), one.device, plain(one.joules, 0),
-            plain(one.epochs, DIGITS), *losses, one.standing, *(str(n) for n in one.trials), one.key,
+            exponent(run.flops), plain(run.seconds, 1), str(run.devices), run.device, plain(run.joules, 0),
+            plain(run.epochs, DIGITS), *losses, run.standing, *(str(n) for n in run.trials), run.key,
         )  # fmt: skip
         rows.append(row)
     return Table("runs", RUN, tuple(rows))

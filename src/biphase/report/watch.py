@@ -21,7 +21,8 @@ from typing import Any
 
 from biphase.errors import BiphaseError, SpecError, one_line
 from biphase.report.build import build
-from biphase.report.page.render import figures_data, main, page
+from biphase.report.content import Content
+from biphase.report.page.render import render
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.plan import Plan
@@ -42,7 +43,7 @@ class Shown:
 
     texts: dict[str, tuple[str, bytes]]  # path → content type, content
     content: str  # hash of everything but the figures
-    figures: str
+    figures: str  # hash of the figures
 
 
 def serve(
@@ -105,18 +106,16 @@ class _Answer(BaseHTTPRequestHandler):
         port = server.server_port
         ours = (f"{HOST}:{port}", f"localhost:{port}")
         origin = self.headers.get("Origin")  # set by browsers for scripted requests
-        if self.headers.get("Host", "") not in ours or origin not in (
-            None,
-            *(f"http://{one}" for one in ours),
-        ):
+        origins = (None, *(f"http://{host}" for host in ours))
+        if self.headers.get("Host", "") not in ours or origin not in origins:
             self._send(403, "text/plain", b"this page is for this machine only\n", body=body)
             return
         path = self.path.split("?", 1)[0]
-        found = server.watcher.served(path)
-        if found is None:
+        served = server.watcher.served(path)
+        if served is None:
             self._send(404, "text/plain", b"there is nothing here\n", body=body)
         else:
-            self._send(200, *found, body=body)
+            self._send(200, *served, body=body)
 
     def _send(self, code: int, kind: str, content: bytes, *, body: bool) -> None:
         self.send_response(code)
@@ -177,7 +176,7 @@ class Watcher:
         self.page = folder
         self.progress: dict[str, Any] = {"said": "", "meters": {}, "running": []}
         self.shown = Shown({}, "", "")
-        self._wrong = ""
+        self._error = ""
         self._progress, self._report = Pace(), Pace()
 
     def run(self) -> None:
@@ -193,43 +192,35 @@ class Watcher:
                     self.progress = _progress(self.plan, self.store)
             with self._report.turn(seen) as due:
                 if due:
-                    self._make()
-            self._wrong = ""
+                    self.plan = self.make_plan()
+                    built = build(self.plan, self.store, self.folder, live=True, static=False)
+                    self.page, self.shown = built.page, _shown(built.content)
+            self._error = ""
         except (BiphaseError, OSError) as wrong:
             if not self.shown.texts:
                 raise
-            told = one_line(wrong)
-            if told != self._wrong:
-                self.say(f"the page could not be made anew: {told}")
-            self._wrong = told
-
-    def _make(self) -> None:
-        self.plan = self.make_plan()
-        built = build(self.plan, self.store, self.folder, live=True, static=False)
-        self.page = built.page
-        self.shown = _shown(built.content)
+            error = one_line(wrong)
+            if error != self._error:
+                self.say(f"the page could not be made anew: {error}")
+            self._error = error
 
     def served(self, path: str) -> tuple[str, bytes] | None:
+        """The content type and the content at a path; None: there is nothing."""
+        shown = self.shown  # read once: another thread may replace it
         if path == "/status.json":
-            shown = self.shown  # read once: another thread may replace it
-            job = {
-                "content": shown.content,
-                "figures": shown.figures,
-                "progress": self.progress,
-            }
-            return "application/json", json.dumps(job).encode()
-        return self.shown.texts.get("/" if path == "/report.html" else path)
+            status = {"content": shown.content, "figures": shown.figures, "progress": self.progress}
+            return "application/json", json.dumps(status).encode()
+        return shown.texts.get("/" if path == "/report.html" else path)
 
 
-def _shown(content: Any) -> Shown:
-    inner = main(content, live=True)
-    figures = json.dumps(figures_data(content), allow_nan=False)
+def _shown(content: Content) -> Shown:
+    page = render(content, live=True)
     texts = {
-        "/": ("text/html", page(content, live=True).encode()),
-        "/main.html": ("text/html", inner.encode()),
-        "/figures.json": ("application/json", figures.encode()),
+        "/": ("text/html", page.html.encode()),
+        "/main.html": ("text/html", page.main.encode()),
+        "/figures.json": ("application/json", page.figures.encode()),
     }
-    return Shown(texts, _hash(main(content, live=True, with_figures=False)), _hash(figures))
+    return Shown(texts, _hash(page.main), _hash(page.figures))
 
 
 def _hash(text: str) -> str:
@@ -273,28 +264,21 @@ def progress(plan: Plan, store: Store) -> dict[str, Any]:
     for entry in entries.values():
         if entry.holder:
             name = ", ".join(entry.job.results) or entry.job.run.name
-            told = ledger.latest(plan, store, entry.job)
-            running.append(f"{name} on {entry.holder.host}{f': {told}' if told else ''}")
+            latest = ledger.latest(plan, store, entry.job)
+            running.append(f"{name} on {entry.holder.host}{f': {latest}' if latest else ''}")
     running += [f"{training.title(plan)} on {holder.host}" for training, holder in tuned.running.values()]
     failed = sum(entry.standing == "failed" for entry in entries.values()) + len(tuned.failed)
+    jobs = {"done": trained, "of": len(entries), "left": _left(left)}
+    seconds = tuned.seconds_left if tuned.done < tuned.of else None
+    trials = {"done": tuned.done, "of": tuned.of, "left": _left(seconds)}
+    done = trained == len(entries) and tuned.done == tuned.of
+    state = "all done" if done else f"{len(running)} running" if running else "nothing is running"
     return {
-        "said": _said(len(running), failed, done=trained == len(entries) and tuned.done == tuned.of),
-        "meters": {
-            "training jobs": {"done": trained, "of": len(entries), "left": _left(left)},
-            "fine-tunings": {
-                "done": tuned.done,
-                "of": tuned.of,
-                "left": _left(tuned.seconds_left if tuned.done < tuned.of else None),
-            },
-        },
+        "said": f"{state}, {failed} failed" if failed else state,
+        "meters": {"training jobs": jobs, "fine-tunings": trials},
         "running": running,
     }
 
 
 def _left(seconds: float | None) -> str:
     return duration(seconds) if seconds else ""
-
-
-def _said(running: int, failed: int, *, done: bool) -> str:
-    said = "all done" if done else f"{running} running" if running else "nothing is running"
-    return f"{said}, {failed} failed" if failed else said

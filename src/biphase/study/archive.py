@@ -423,7 +423,7 @@ def _result(store: Store, place: Path, kind: str, packed: PackSummary) -> list[A
     if not store.knows(place):
         packed.left_out += [fault] if (fault := store.fault(place)) else []
         return []
-    source, folder = store.told(place), f"{kind}/{place.name}"
+    source, folder = store.readable(place), f"{kind}/{place.name}"
     try:
         entries = verify(source, contents=False)
         names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in entries)]
@@ -664,7 +664,7 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
         if fault := store.fault(place):
             raise StoreError(fault)
         if store.knows(place):
-            here = verify(store.told(place), contents=False)
+            here = verify(store.readable(place), contents=False)
             hashes = {name: sha256(content).hexdigest() for name, content in files.items()}
             if any(name in here and here[name]["sha256"] != hashed for name, hashed in hashes.items()):
                 how = "computed twice"

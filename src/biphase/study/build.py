@@ -38,7 +38,7 @@ from biphase.store import Store, write_json
 from biphase.study import ledger
 from biphase.study.load import corpus_named, metadata_only_refusal, run_named
 from biphase.study.plan import Plan
-from biphase.text import objective_in_words
+from biphase.text import objective_title
 
 
 def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
@@ -310,7 +310,7 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     lines = []
     if first in measured and len(measured) > 1:
         before, after = measured[first], measured[max(measured)]
-        rows = {objective_in_words(loss): (before[loss], after[loss]) for loss in after if loss in before}
+        rows = {objective_title(loss): (before[loss], after[loss]) for loss in after if loss in before}
         title = f"{TITLE} (up to {run.heldout_tokens:,} tokens)"
         wide = max(map(len, (title, *rows)))
         lines += ["", f"  {title:<{wide}}  {'before':>8}  {'after':>8}"]

@@ -273,7 +273,7 @@ def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
     """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
     try:
         key = shards_key(corpus, store)
-        folder = store.told(store.shards / key)
+        folder = store.readable(store.shards / key)
         return key, read_card(folder) if store.has(folder) else {}
     except BiphaseError:
         return "", {}

@@ -569,7 +569,7 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
             continue
         measured = _measured(plan, store, name, damaged)
         try:
-            epochs = read_checkpoint_file(store.told(store.checkpoints / key))["epochs"]
+            epochs = read_checkpoint_file(store.readable(store.checkpoints / key))["epochs"]
         except StoreError as wrong:
             damaged[key] = str(wrong)
             continue
@@ -601,7 +601,7 @@ def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
         if not store.knows(store.shards / key):
             continue
         try:
-            nats = read_card(store.told(store.shards / key))["unigram_entropy"]
+            nats = read_card(store.readable(store.shards / key))["unigram_entropy"]
         except StoreError as wrong:
             damaged[key] = str(wrong)
             continue

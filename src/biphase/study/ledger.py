@@ -86,7 +86,7 @@ def _holders(store: Store) -> dict[str, Holder]:
 def _done(job: TrainingJob, store: Store) -> JobStatus:
     """Return "done" for a published checkpoint, or "failed" if its metadata cannot be read."""
     try:
-        about = read_checkpoint_file(store.told(store.checkpoints / job.key))
+        about = read_checkpoint_file(store.readable(store.checkpoints / job.key))
         return JobStatus(job, "done", progress=about["progress"])
     except StoreError as wrong:
         return JobStatus(job, "failed", error=str(wrong))
@@ -137,7 +137,7 @@ def curve(plan: Plan, store: Store, result: str, holding: bytes = b"") -> list[d
     `holding`: return only lines that contain these bytes. Curves are long, and most commands need few of their lines.
     """
     for job in reversed(plan.path(plan.results[result])):
-        folder = store.told(store.checkpoints / job.key)
+        folder = store.readable(store.checkpoints / job.key)
         if store.has(folder):  # a checkpoint holds the lines of its whole path
             return read_lines(folder, holding)
     return []
@@ -355,7 +355,7 @@ def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
 
     Raises a `StoreError` if it is damaged, or scored by another metric than `metric`.
     """
-    folder = store.told(store.trials / key)
+    folder = store.readable(store.trials / key)
     about = read_trial_file(folder)
     if metric and about["metric"] != metric:
         raise StoreError(

@@ -1,8 +1,7 @@
 """A worker: runs the jobs of a plan until none is left that it can run.
 
-`check_tasks` validates the tasks of a study before the first job: a bad row would otherwise be found when the first
-fine-tuning begins, perhaps after days of pretraining. Tasks with local files are read whole; tasks on the hub must
-at least be pinned.
+`run_plan` is what the verbs `run`, `adapt` and `evaluate` call: it checks the tasks, registers the worker, starts
+several processes if asked for, and lets a `Worker` work. `submit_workers` starts the same command as Slurm jobs.
 
 `Worker` fine-tunes finished models before it continues pretraining. Otherwise it takes the first training job,
 depth first, whose parent is done and whose lease it gets, trains, publishes the checkpoint and repeats. Any number
@@ -13,59 +12,43 @@ fine-tunings run in each process separately.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
-from biphase.cluster.launch import has_lost
-from biphase.errors import DataError, ModelError, SpecError, StoreError, one_line
+import torch
+
+from biphase.cluster import launch, slurm
+from biphase.cluster.workers import WORKER, WorkerHeartbeat, control
+from biphase.errors import ClusterError, DataError, ModelError, SpecError, StoreError, one_line
 from biphase.finetune.families import PartScores
 from biphase.finetune.trial import Checkpoints
 from biphase.finetune.tune import Stopped
 from biphase.keys import Identities
-from biphase.leases import Lease, Leases
+from biphase.leases import Lease, Leases, end_with_parent
 from biphase.progress import Live
 from biphase.specs import Pretrain
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
+from biphase.study.describe import opening, work_left
 from biphase.study.ledger import FineTuning, finetunings, finished, unfinished
-from biphase.study.plan import Plan, TrainingJob, needed_jobs
+from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
 from biphase.study.tune import PlanTuner, ShardMaker
 from biphase.tasks.files import on_hub, refuse_changed
-from biphase.text import duration, si
-from biphase.training import checkpoint
+from biphase.text import counted, duration, si
+from biphase.training import checkpoint, distributed
 from biphase.training.distributed import Ranks, poor_precision
-from biphase.training.options import RuntimeOptions
+from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import Pretraining, refuse_unfit
 
-
-def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
-    """Validate the data of the tasks that are still to be scored, and return their descriptions."""
-    asked = {
-        task.name: task
-        for training in finetunings(plan)
-        for trial in training.trials
-        if not store.knows(store.trials / trial.key)
-        for task in (training.task, trial.task)
-    }
-    made = describe(asked.values(), download=download)
-    for task in asked.values():
-        if not on_hub(task):
-            refuse_changed(task, plan.tasks[task.name], store)
-    if made:
-        keep(made, plan.study.name, store)
-    return made
-
-
-# ---------------------------------------------------------------- worker
-
-
 POLL_SECONDS = 1.0
-LOOKED_AT = 500  # largest number of open fine-tunings for which the store is scanned after each one
+SCAN_LIMIT = 500  # largest number of open fine-tunings for which the store is scanned after each one
 
 
 @dataclass
@@ -79,6 +62,8 @@ class Outcome:
 
 
 class Worker:
+    """Runs the training jobs `wanted` of a plan, and the fine-tunings of the models `evaluated` (keys; None: all)."""
+
     def __init__(
         self,
         plan: Plan,
@@ -88,7 +73,7 @@ class Worker:
         options: RuntimeOptions,
         *,
         wanted: set[str],
-        evaluated: set[str] | None = None,  # keys of models to fine-tune; None: all
+        evaluated: set[str] | None = None,
         say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
     ) -> None:
         self.plan, self.store, self.identities = plan, store, identities
@@ -103,15 +88,15 @@ class Worker:
         self.outcome = Outcome()
         self.warned: set[str] = set()
         # Fine-tunings not known to be done.
-        self.open = {one.key: one for one in finetunings(plan, evaluated)}
+        self.open = {training.key: training for training in finetunings(plan, evaluated)}
         self.planned = len(self.open)
-        self.doomed: set[str] = set()  # models that cannot be loaded here
+        self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
 
     def work(self) -> Outcome:
         """Run jobs until none is left for this worker, or a stop is requested."""
         if self.ranks.first:
-            self._sweep()
+            self._discard_checkpoints()
         try:
             return self._work()
         finally:
@@ -133,12 +118,12 @@ class Worker:
                 if order["do"] == "tune":
                     self._tune(order["keys"], leases)
                 else:
-                    self._compute(self.plan.jobs[order["key"]], leases[0] if leases else None)
+                    self._train(self.plan.jobs[order["key"]], leases[0] if leases else None)
             finally:
                 for lease in leases:
                     lease.release()
 
-    def _sweep(self) -> None:
+    def _discard_checkpoints(self) -> None:
         """Remove checkpoints of finished fine-tunings that a killed worker, or one on another machine, left behind."""
         for key in unfinished(self.store):
             if key in self.open and finished(self.open[key], self.store):
@@ -154,7 +139,7 @@ class Worker:
         if tuned:
             return tuned, {"do": "tune", "keys": [lease.key for lease in tuned]}
         left = self._left(done)
-        pending = [key for key in left if key in self.wanted and not self._doomed(key)]
+        pending = [key for key in left if key in self.wanted and not self._blocked(key)]
         for key in pending:
             parent = self.plan.jobs[key].parent
             if parent is not None and parent not in done:
@@ -167,7 +152,8 @@ class Worker:
                 return [lease], {"do": "train", "key": key}
             lease.release()
         others = any(
-            one.key not in self.outcome.failed and self._ready(one, done) for one in self.open.values()
+            training.key not in self.outcome.failed and self._ready(training, done)
+            for training in self.open.values()
         )
         return [], {"do": "wait" if pending or others else "end"}
 
@@ -205,11 +191,11 @@ class Worker:
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
-        return training.model not in self.doomed and (
+        return training.model not in self.unloadable and (
             training.model in self.plan.roots or training.model in done
         )
 
-    def _doomed(self, key: str) -> bool:
+    def _blocked(self, key: str) -> bool:
         """Whether this job, or one that it depends on, failed in this worker."""
         return any(job.key in self.outcome.failed for job in self.plan.path(key))
 
@@ -219,17 +205,17 @@ class Worker:
         if self.ranks.rank < len(keys):
             training = self.open[keys[self.ranks.rank]]
             # Only rank 0 holds leases. If another rank's trial was taken over, publishing it twice does no harm.
-            failed = self._tune_one(training, lambda: bool(leases) and leases[0].lost)
+            failed = self._run_finetuning(training, lambda: bool(leases) and leases[0].lost)
         self.outcome.unsaved += self.ranks.sum_float(self.tuner.unsaved if self.tuner else 0.0)
         if self.tuner:
             self.tuner.unsaved = 0.0
         if self.ranks.world > 1:  # rank 0 must know, or it would choose the same one again
             for rank, key in enumerate(keys):
                 if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
-                    noted = ledger.failures(self.plan, self.store).get(key, {})
-                    self.outcome.failed.setdefault(key, noted.get("error", "failed in another process"))
+                    failure = ledger.failures(self.plan, self.store).get(key, {})
+                    self.outcome.failed.setdefault(key, failure.get("error", "failed in another process"))
 
-    def _tune_one(self, training: FineTuning, lost: Callable[[], bool]) -> str:
+    def _run_finetuning(self, training: FineTuning, lost: Callable[[], bool]) -> str:
         """Run one fine-tuning; return the error as one line, or ""."""
         if self.tuner is None:
             spec = self.plan.study.finetune
@@ -258,33 +244,33 @@ class Worker:
             if lost():  # the worker that took it over may have removed files that were being written
                 return ""
             if self.tuner.loaded is None:  # the model cannot be loaded, so none of its fine-tunings can run
-                only = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
-                if only and isinstance(error, ModelError):
+                only_model = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
+                if only_model and isinstance(error, ModelError):
                     raise
-                self.doomed.add(training.model)
+                self.unloadable.add(training.model)
             ledger.note_failure(self.plan, self.store, training.key, error)
-            self.outcome.failed[training.key] = one_line(error)
-            others = "; this model's other fine-tunings are left out" if training.model in self.doomed else ""
-            self.say(f"  {title}  {training.key[:6]}  failed: {one_line(error)}{others}")
+            unloadable = training.model in self.unloadable
+            self._failed(
+                training.key, title, error, "; its other fine-tunings are left out" if unloadable else ""
+            )
             return one_line(error)
         self.tuner.live("")
         del self.open[training.key]
         self.outcome.computed += 1
         ledger.forget_failure(self.plan, self.store, training.key)
-        self.say(
-            f"  {self._place()}  {title}   {_validation(scored)}{time.monotonic() - began:.1f} s{self._to_go()}"
-        )
+        took = f"{time.monotonic() - began:.1f} s"
+        self.say(f"  {self._progress()}  {title}   {_validation(scored)}{took}{self._time_left()}")
         return ""
 
-    def _place(self) -> str:
+    def _progress(self) -> str:
         """Format how many fine-tunings are done, including other workers' if few enough are open to look for them."""
-        if len(self.open) <= LOOKED_AT:
+        if len(self.open) <= SCAN_LIMIT:
             for training in list(self.open.values()):
                 if finished(training, self.store):
                     del self.open[training.key]
         return f"{self.planned - len(self.open):>{len(str(self.planned))}}/{self.planned} fine-tunings"
 
-    def _to_go(self) -> str:
+    def _time_left(self) -> str:
         assert self.tuner is not None
         left = self.tuner.seconds_left(list(self.open.values()))
         if not left:
@@ -292,18 +278,17 @@ class Worker:
         workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
         return f"   about {duration(left / workers)} of fine-tuning left"
 
-    def _compute(self, job: TrainingJob, lease: Lease | None) -> None:
+    def _train(self, job: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
         decays = " ↘" if job.decaying else ""
         title = (
             f"{number}/{self.plan.job_count}  {job.objective.label}{decays} {job.span[0]:,} → {job.span[1]:,}"
         )
+        board = self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
         options = replace(
             self.options,
             lost=lambda: lease is not None and lease.lost,
-            board=self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
-            if self.ranks.first
-            else None,
+            board=board if self.ranks.first else None,
             live=ledger.live_file(self.plan, self.store, job.key),
         )
         self._warn_of(job.run.precision, f"Pretrain({job.run.name!r}, …)")
@@ -340,34 +325,37 @@ class Worker:
             lost = options.lost()
             if lost and self.ranks.world == 1:
                 return
-            if not lost and not has_lost(error):  # the loss of another process is not a failure of this job
+            # The loss of another process is not a failure of this job.
+            if not lost and not launch.has_lost(error):
                 ledger.note_failure(self.plan, self.store, job.key, error)
             if self.ranks.world > 1:
                 raise  # the ranks are no longer at the same point
-            alone = len({one.run.name for one in self.plan.jobs.values()}) == 1
-            if alone and isinstance(error, ModelError):
+            only_run = len({other.run.name for other in self.plan.jobs.values()}) == 1
+            if only_run and isinstance(error, ModelError):
                 raise  # nothing else could be trained, so report it as an error
-            self.outcome.failed[job.key] = one_line(error)
             self.live("")
-            self.say(f"  {title}  {job.key[:6]}  failed: {one_line(error)}")
+            self._failed(job.key, title, error)
             return
         if finished:
             self.outcome.computed += 1
             if self.ranks.first:
                 ledger.forget_failure(self.plan, self.store, job.key)
                 ledger.live_file(self.plan, self.store, job.key).unlink(missing_ok=True)
-                self.say(
-                    f"  {title}  {job.key[:6]}  {_summary(pretraining, pretraining.progress.seconds - trained, time.monotonic() - began)}"
-                )
+                seconds = pretraining.progress.seconds - trained, time.monotonic() - began
+                self.say(f"  {title}  {job.key[:6]}  {_summary(pretraining, *seconds)}")
+
+    def _failed(self, key: str, title: str, error: Exception, more: str = "") -> None:
+        self.outcome.failed[key] = one_line(error)
+        self.say(f"  {title}  {key[:6]}  failed: {one_line(error)}{more}")
 
     def _needed(self, run: Pretrain) -> set[str]:
         """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read."""
         try:
-            planned = needed_jobs(self.store) | {one["key"]: one for one in self.plan.to_json()["jobs"]}
+            planned = needed_jobs(self.store) | {job["key"]: job for job in self.plan.to_json()["jobs"]}
             return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
-        except (StoreError, KeyError, TypeError, ValueError) as wrong:
-            self._say_once(f"{one_line(wrong)}; until then no checkpoint is removed")
-            return {place.name for place in self.store.checkpoints.iterdir()}
+        except (StoreError, KeyError, TypeError, ValueError) as error:
+            self._say_once(f"{one_line(error)}; until then no checkpoint is removed")
+            return {folder.name for folder in self.store.checkpoints.iterdir()}
 
     def _warn_of(self, precision: str, where: str) -> None:
         self._say_once(poor_precision(self.ranks.device, precision, where))
@@ -405,7 +393,172 @@ def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
         for line in pretraining.meter.lines
         if line["step"] > first and line.get("loss") is not None
     ]
-    way = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
+    change = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
     tokens = (pretraining.target - pretraining.meter.first) * pretraining.run.batch_tokens
     aside = f" ({duration(training)} of training)" if training < 0.9 * seconds else ""
-    return f"{way}   {si(tokens / max(training, 1e-9))}tok/s   {duration(seconds)}{aside}"
+    return f"{change}   {si(tokens / max(training, 1e-9))}tok/s   {duration(seconds)}{aside}"
+
+
+# ---------------------------------------------------------------- from a verb to a worker
+
+
+def run_plan(
+    plan: Plan,
+    store: Store,
+    identities: Identities,
+    options: RuntimeOptions,
+    *,
+    jobs: set[str],
+    results: set[str],
+    processes: int,
+    limit: float | None,
+    say: Callable[[str], None],
+    summarize: Callable[[Outcome], None],
+    describe_tasks: bool = False,
+) -> NoReturn:
+    """Compute the missing training jobs `jobs` and fine-tunings of the models `results`, and exit.
+
+    `limit`: seconds after which the worker stops. `summarize` prints the outcome. `describe_tasks`: also print what
+    each dataset was read as. With several processes, this one starts them with its own arguments, and waits.
+    """
+    child = "RANK" in os.environ  # one of several processes, whose parent has done all checks
+    if not child:
+        for description in check_tasks(plan, store, download=describe_tasks):
+            if describe_tasks:
+                say("\n".join(description.lines()))
+        launch.check_sharding(options.sharding, processes)
+        if processes > 1:
+            _check_processes(processes, [plan.jobs[key].run for key in jobs])
+    heartbeat = WorkerHeartbeat(store, plan.study.name)
+    if processes > 1 and not child:
+        try:
+            code, warned = launch.in_processes(processes, sys.argv[1:], {WORKER: heartbeat.worker})
+        finally:
+            heartbeat.leave()
+        sys.exit(_exit_code(code, warned, plan, store, heartbeat, results))
+    if child:
+        end_with_parent()
+    ranks = distributed.join()
+    say = say if ranks.first else lambda text: None
+    if ranks.first:
+        save_plan(plan, store)
+    ranks.wait()
+    stop = launch.Stop(limit, say, heartbeat.asked)
+    say(opening(plan, store))
+    launch.note_beginning()
+    options = replace(options, stop=stop)
+    worker = Worker(plan, store, identities, ranks, options, wanted=jobs, evaluated=results, say=say)
+    try:
+        outcome = worker.work()
+    finally:
+        heartbeat.leave()
+    if ranks.first:
+        summarize(outcome)  # adds unreadable results to the failed
+    ranks.wait()  # torchrun kills the other ranks soon after one has exited with a failure
+    code = 1 if outcome.failed else 0
+    launch.note_ending(code)
+    distributed.leave(_exit_code(code, stop.warned, plan, store, heartbeat, results))
+
+
+def _exit_code(
+    code: int, warned: bool, plan: Plan, store: Store, heartbeat: WorkerHeartbeat, results: set[str]
+) -> int:
+    """Return WORK_LEFT, so that it is started again, for a worker that Slurm warned and no user stopped."""
+    left = warned and not heartbeat.asked(now=True) and work_left(plan, store, results)
+    return launch.WORK_LEFT if left else code
+
+
+def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
+    """Validate the data of the tasks that are still to be scored, and return their descriptions.
+
+    A bad row would otherwise be found when the first fine-tuning begins, perhaps after days of pretraining. Tasks with
+    local files are read whole; tasks on the hub must at least be pinned.
+    """
+    tasks = {
+        task.name: task
+        for training in finetunings(plan)
+        for trial in training.trials
+        if not store.knows(store.trials / trial.key)
+        for task in (training.task, trial.task)
+    }
+    descriptions = describe(tasks.values(), download=download)
+    for task in tasks.values():
+        if not on_hub(task):
+            refuse_changed(task, plan.tasks[task.name], store)
+    if descriptions:
+        keep(descriptions, plan.study.name, store)
+    return descriptions
+
+
+def _check_processes(processes: int, runs: list[Pretrain]) -> None:
+    """Refuse here what every process would otherwise refuse at once."""
+    gpus = torch.cuda.device_count()
+    if gpus and processes > gpus:
+        raise SpecError(f"--processes {processes}: this machine has {gpus} GPUs; type --processes {gpus}")
+    _check_rows(processes, runs, "--processes {}")
+
+
+def _check_rows(processes: int, runs: list[Pretrain], option: str) -> None:
+    """Refuse more processes than a step has rows; `option`: how the number of processes is typed."""
+    for run in runs:
+        if run.rows_per_step < processes:
+            raise SpecError(
+                f"{option.format(processes)}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
+                f"type {option.format(run.rows_per_step)}"
+            )
+
+
+def submit_workers(
+    plan: Plan,
+    store: Store,
+    path: Path,
+    *,
+    jobs: Collection[str],
+    results: set[str],
+    options: dict[str, Any],
+    sharding: Sharding,
+) -> list[str]:
+    """Submit as many Slurm workers as the profile at `path` asks for and are not yet in the queue.
+
+    `options`: the runtime options of `run` as typed. Returns lines that say what was submitted; none if all is done.
+    """
+    profile = slurm.read_profile(path)
+    _check_rows(profile.together, [plan.jobs[key].run for key in jobs], f"profile {path}, processes = {{}}")
+    launch.check_sharding(sharding, profile.together, f"processes = 2 in {path}")
+    check_tasks(plan, store)
+    if not work_left(plan, store, results):
+        return []
+    save_plan(plan, store)
+    with control(store, plan.study.name):
+        queue = slurm.queue_of(store, plan.study.name)
+        if queue.problem:
+            raise ClusterError(queue.problem)
+        # Completing jobs count too: a warned worker is completing while it is requeued.
+        missing = profile.jobs - len(queue.jobs)
+        if missing > 0:
+            arguments = _job_arguments(plan, store, options)
+            id, script = slurm.submit(profile, store, plan.study.name, jobs=missing, arguments=arguments)
+    lines = []
+    if queue.jobs:
+        ids = ", ".join(job.id + ("" if job.active else f" ({job.state})") for job in queue.jobs[:8])
+        more = " …" if queue.jobs[8:] else ""
+        lines.append(f"{len(queue.jobs)} of {profile.jobs} jobs were there already: {ids}{more}")
+    if missing > 0:
+        each = f", {profile.together} processes in each" if profile.together > 1 else ""
+        workers = f"{counted(missing, 'worker')}{each}"
+        return [*lines, f"submitted job {id}: {workers}; script and logs: {script.parent}"]
+    return [*lines, f"nothing submitted; for more workers raise jobs in {path}"]
+
+
+def _job_arguments(plan: Plan, store: Store, options: dict[str, Any]) -> list[str]:
+    """Return the arguments of a Slurm job: the plan in the store, since the study file may move, and the options."""
+    root = store.root.resolve()
+    arguments = ["run", str(root / "studies" / plan.study.name / PLAN), "--store", str(root)]
+    for option, value in options.items():
+        if value is True:
+            arguments.append(option)
+        elif value is False and option == "--compile":
+            arguments.append("--no-compile")
+        elif value is not None and value is not False and value != "":
+            arguments += [option, str(value)]
+    return arguments

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Rows, Stage, Study
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Stage, Study
 from biphase.keys import Identities
 from biphase.papers.gisserot2025 import published
 from biphase.report.estimates import estimate
@@ -198,26 +198,19 @@ OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.so
 GRID = Finetune((CATALOG["sst2"],), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
 
 
-def small(name, *stages, **fields):
-    usual = {
-        "start": SIZES["1m"],
-        "corpus": "builtin",
-        "schedule": WSD(1e-3, 2, 4),
-        "packing": Rows(64),
-        "batch_tokens": 128,
-    }
-    return Pretrain(name, stages=stages, **(usual | fields))  # fmt: skip
+@pytest.fixture
+def figures_of(evidence_of, tmp_path):
+    def of(runs, mean=lambda *_: 60.0, grid=GRID):
+        evidence = evidence_of(make_plan(Study("s", tuple(runs), grid), OUTSIDE), Store(tmp_path), mean)
+        return {figure.id: figure for figure in figures(evidence, estimate(evidence))}
+
+    return of
 
 
-def figures_of(runs, mean, evidence_of, tmp_path, grid=GRID):
-    evidence = evidence_of(make_plan(Study("s", tuple(runs), grid), OUTSIDE), Store(tmp_path), mean)
-    return {figure.id: figure for figure in figures(evidence, estimate(evidence))}
-
-
-def test_one_size_is_shown_side_by_side_with_its_seeds(evidence_of, tmp_path):
-    runs = [small("a", Stage(CLM(), 20)), small("b", Stage(MLM(0.3), 20)), small("c", Stage(CLM(), 8), Stage(MLM(0.3), 12))]  # fmt: skip
+def test_one_size_is_shown_side_by_side_with_its_seeds(run, figures_of):
+    runs = [run("a", Stage(CLM(), 20)), run("b", Stage(MLM(0.3), 20)), run("c", Stage(CLM(), 8), Stage(MLM(0.3), 12))]  # fmt: skip
     means = {"a": 70.0, "b": 71.0, "c": 72.0}
-    found = figures_of(runs, lambda model, task: means[model.name], evidence_of, tmp_path)
+    found = figures_of(runs, lambda model, task: means[model.name])
     (panel,) = found["objectives"].panels
     assert panel.x.labels == ("CLM", "MLM\n30%", "CLM →\nMLM 30%")
     shown = [one for one in panel.series if one.low]
@@ -229,23 +222,23 @@ def test_one_size_is_shown_side_by_side_with_its_seeds(evidence_of, tmp_path):
     assert [*found] == ["objectives", "rates", "splits", "tree", "costs"]
 
 
-def test_no_score_decides_which_model_is_shown(evidence_of, tmp_path):
-    runs = [small("clm", Stage(CLM(), 20)), *(small(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 50, 60))]
-    found = figures_of(runs, lambda model, task: 90.0 if model.name == "m20" else 50.0, evidence_of, tmp_path)
+def test_no_score_decides_which_model_is_shown(run, figures_of):
+    runs = [run("clm", Stage(CLM(), 20)), *(run(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 50, 60))]
+    found = figures_of(runs, lambda model, task: 90.0 if model.name == "m20" else 50.0)
     assert found["objectives"].panels[0].x.labels == ("CLM", "MLM\n50%")  # nearest to 40%, not best
 
 
-def test_missing_points_are_counted_and_not_drawn(evidence_of, tmp_path):
-    runs = [small(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 40, 60)]
-    found = figures_of(runs, lambda model, task: None if model.name == "m40" else 60.0, evidence_of, tmp_path)
+def test_missing_points_are_counted_and_not_drawn(run, figures_of):
+    runs = [run(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 40, 60)]
+    found = figures_of(runs, lambda model, task: None if model.name == "m40" else 60.0)
     figure = found["ratio"]
     assert figure.panels[0].series[0].x == (20.0, 60.0)
     assert "1 of 3 points is missing" in figure.caption
-    assert "missing" not in figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)["ratio"].caption
+    assert "missing" not in figures_of(runs)["ratio"].caption
 
 
-def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(evidence_of, tmp_path):
-    runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
+def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(run, evidence_of, tmp_path):
+    runs = [run("m20", Stage(MLM(0.2), 20)), run("m40", Stage(MLM(0.4), 20))]
     evidence = evidence_of(
         make_plan(Study("s", tuple(runs), GRID), OUTSIDE), Store(tmp_path), lambda *_: 60.0
     )
@@ -260,36 +253,36 @@ def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(evidence_of, tmp_p
     assert "missing" not in series.hover[1]
 
 
-def test_with_one_seed_there_is_no_interval_and_the_caption_says_so(evidence_of, tmp_path):
-    runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
-    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, replace(GRID, seeds=(0,)))
+def test_with_one_seed_there_is_no_interval_and_the_caption_says_so(run, figures_of):
+    runs = [run("m20", Stage(MLM(0.2), 20)), run("m40", Stage(MLM(0.4), 20))]
+    found = figures_of(runs, grid=replace(GRID, seeds=(0,)))
     series = found["ratio"].panels[0].series[0]
     assert all(math.isnan(end) for end in (*series.low, *series.high))
-    assert "One seed: no intervals." in found["ratio"].caption
+    assert "no intervals" in found["ratio"].caption
     assert "±" not in series.hover[0]
 
 
-def test_settings_are_never_joined(evidence_of, tmp_path):
+def test_settings_are_never_joined(run, figures_of):
     runs = [
-        *(small(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 40)),
-        *(small(f"n{r}", Stage(MLM(r / 100), 20), schedule=WSD(2e-3, 2, 4)) for r in (20, 40)),
+        *(run(f"m{r}", Stage(MLM(r / 100), 20)) for r in (20, 40)),
+        *(run(f"n{r}", Stage(MLM(r / 100), 20), schedule=WSD(2e-3, 2, 4)) for r in (20, 40)),
     ]
-    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    found = figures_of(runs)
     assert [one.name for one in found["ratio"].entries] == ["1m (as m20)", "1m (as n20)"]
     assert [len(one.x) for one in found["ratio"].panels[0].series] == [2, 2]
 
 
-def test_pretraining_seeds_are_one_point(evidence_of, tmp_path):
-    runs = [small(f"m{r}-{seed}", Stage(MLM(r / 100), 20), seed=seed) for r in (20, 40) for seed in (1, 2)]
-    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+def test_pretraining_seeds_are_one_point(run, figures_of):
+    runs = [run(f"m{r}-{seed}", Stage(MLM(r / 100), 20), seed=seed) for r in (20, 40) for seed in (1, 2)]
+    found = figures_of(runs)
     (series,) = found["ratio"].panels[0].series
     assert series.x == (20.0, 40.0)
 
 
-def test_an_interval_ends_where_scores_do(evidence_of, tmp_path):
-    runs = [small("m20", Stage(MLM(0.2), 20)), small("m40", Stage(MLM(0.4), 20))]
+def test_an_interval_ends_where_scores_do(run, figures_of):
+    runs = [run("m20", Stage(MLM(0.2), 20)), run("m40", Stage(MLM(0.4), 20))]
     grid = replace(GRID, seeds=(0, 1))  # two seeds half a point apart: ± 3.18
-    found = figures_of(runs, lambda *_: 99.0, evidence_of, tmp_path, grid)
+    found = figures_of(runs, lambda *_: 99.0, grid)
     panel = found["ratio"].panels[0]
     assert panel.series[0].high == (100, 100)
     assert panel.series[0].low[0] == pytest.approx(99 - 3.1765, abs=1e-3)
@@ -297,30 +290,30 @@ def test_an_interval_ends_where_scores_do(evidence_of, tmp_path):
     assert all(max(one.high) <= 100 for one in found["rates"].panels[0].series if one.high)
 
 
-def test_models_as_they_are_have_their_rates_and_costs(evidence_of, tmp_path):
+def test_models_as_they_are_have_their_rates_and_costs(figures_of):
     runs = [Pretrain(name, start=Hub(f"owner/{name}", revision="a" * 40)) for name in ("one", "two")]
-    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    found = figures_of(runs)
     assert [*found] == ["objectives", "rates", "costs"]
     assert found["objectives"].title == "Models side by side"
     assert found["objectives"].panels[0].x.labels == ("one", "two")
     assert [one.name for one in found["rates"].entries] == ["one", "two"]
-    alone = figures_of(runs[:1], lambda *_: 60.0, evidence_of, tmp_path)
+    alone = figures_of(runs[:1])
     assert [*alone] == ["rates", "costs"]
 
 
-def test_the_papers_single_runs_stand_beside_sst2_alone(evidence_of, tmp_path):
+def test_the_papers_single_runs_stand_beside_sst2_alone(figures_of):
     runs = [Pretrain("big", start=SIZES["610m"], corpus="fineweb-edu", stages=(Stage(MLM(0.4), 42_000),))]
-    found = figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path)
+    found = figures_of(runs)
     marks = next(one for one in found["rates"].panels[0].series if one.name == PAPER)
     assert points(marks) == {1e-5: 76.15, 5e-5: 90.25, 2e-4: 82.34, 5e-4: 81.77}
-    assert "single runs of the paper" in found["rates"].caption
+    assert "single runs" in found["rates"].caption
     two = replace(GRID, tasks=(CATALOG["sst2"], CATALOG["mnli"]))
-    assert not figures_of(runs, lambda *_: 60.0, evidence_of, tmp_path, two)["rates"].entries
+    assert not figures_of(runs, grid=two)["rates"].entries
 
 
-def test_nothing_computed_is_no_crash(evidence_of, tmp_path):
-    runs = [small("clm", Stage(CLM(), 20), keep=(10,)), small("mlm", Stage(MLM(0.4), 20))]
-    assert [*figures_of(runs, lambda *_: None, evidence_of, tmp_path)] == ["tree"]
+def test_nothing_computed_is_no_crash(run, figures_of):
+    runs = [run("clm", Stage(CLM(), 20), keep=(10,)), run("mlm", Stage(MLM(0.4), 20))]
+    assert [*figures_of(runs, lambda *_: None)] == ["tree"]
 
 
 def test_one_name_has_one_colour_and_one_hue_one_order_of_objectives(by_id, paper):

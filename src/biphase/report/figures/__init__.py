@@ -1,29 +1,22 @@
-"""The figures of a report: described once as data, then drawn by Plotly for the page and by matplotlib for print."""
+"""The figures of a report: described as data, drawn by Vega on the page and by vl-convert for print."""
 
 from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures import losses, plan, scores
+from biphase.report.figures import scores, training
 from biphase.report.figures.description import PALETTES, Figure
-from biphase.report.figures.interactive import SCRIPT, plotly_json
-from biphase.report.figures.static import draw
+from biphase.report.figures.vega import draw, screen_height, script, specification
 
-__all__ = ["PALETTES", "SCRIPT", "Figure", "draw", "figures", "plotly_json"]
+__all__ = ["PALETTES", "Figure", "draw", "figures", "screen_height", "script", "specification"]
 
 
 def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> list[Figure]:
-    """Every figure that the study has data for, in the order of the paper; `live` includes losses being written now."""
-    scored = (
-        scores.objectives_figure,
-        scores.ratio_figure,
-        scores.efficiency_figure,
-        scores.rates_figure,
-        scores.splits_figure,
-        scores.robustness_figure,
-        scores.continued_figure,
-    )
-    made = [figure(evidence, estimates) for figure in scored] if evidence.count[0] else []
-    made += [losses.losses_figure(evidence, live=live), losses.repetition_figure(evidence, live=live)]
-    made += [plan.tree_figure(evidence), plan.costs_figure(evidence)]
-    return [figure for figure in made if figure is not None]
+    """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
+    described = [figure(evidence, estimates) for figure in scores.FIGURES] if evidence.count[0] else []
+    described += [
+        training.losses_figure(evidence, live=live),
+        training.repetition_figure(evidence, live=live),
+    ]
+    described += [training.tree_figure(evidence), training.costs_figure(evidence)]
+    return [figure for figure in described if figure is not None]

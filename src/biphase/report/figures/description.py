@@ -1,7 +1,6 @@
 """A figure as data: panels, axes and series with their meaning, independent of any plotting library.
 
-`Figure` is read by two renderers, `interactive` for the page and `static` for print, so a number cannot differ between
-them. A series says by its role what it shows (CLM, MLM, the paper …); the palettes map roles to colours, the same in
+A series says by its role what it shows (CLM, MLM, a published value …); the palettes map roles to colours, the same in
 all figures. The file also has the rules for tick labels, and for choosing the models that a figure shows.
 """
 
@@ -115,15 +114,11 @@ class Figure:
 
     @property
     def entries(self) -> tuple[Series, ...]:
-        """One series for each legend entry, the paper's last; empty if there would be a single entry."""
-        found: dict[str, Series] = {}
-        for panel in self.panels:
-            for series in panel.series:
-                if series.legend:
-                    found.setdefault(series.name, series)
-        paper = found.pop(PAPER, None)
-        last = (paper,) if paper else ()
-        return (*found.values(), *last) if len(found) > 1 or paper else ()
+        """One series for each legend entry, published values last; empty if there would be a single entry."""
+        every = [series for panel in self.panels for series in panel.series if series.legend]
+        entries = {series.name: series for series in reversed(every)}  # the first of each name
+        names = sorted(dict.fromkeys(series.name for series in every), key=lambda name: name == PAPER)
+        return tuple(entries[name] for name in names) if len(names) > 1 or PAPER in names else ()
 
 
 PAPER = "paper"  # the name of reference marks
@@ -163,7 +158,6 @@ _ANCHORS: dict[Theme, dict[str, str]] = {
         "text": "#e8eaed", "muted": "#a3abb6", "grid": "#2a3038", "background": "#14171c",
     },
 }  # fmt: skip
-FURNITURE = ("text", "muted", "grid", "background")  # colours that are not for series
 
 NAMES = {"clm": "CLM", "mlm": "MLM", "clm-mlm": "CLM → MLM", "other": "other"}
 _MARKERS: dict[str, Marker] = {"clm": "square", "mlm": "circle", "clm-mlm": "triangle", "other": "cross"}
@@ -177,23 +171,19 @@ _WIDTHS = (0.6, 1.7)  # of the smallest and the largest size
 PAPER_LOOK = Style("paper", marker="diamond", hollow=True)
 
 
-def _mixed(one: str, other: str) -> str:
-    """The colour halfway between two."""
-    pairs = ((int(one[at : at + 2], 16), int(other[at : at + 2], 16)) for at in (1, 3, 5))
-    return "#" + "".join(f"{(a + b) // 2:02x}" for a, b in pairs)
-
-
 def _with_halves(anchors: dict[str, str]) -> dict[str, str]:
     """Add the two shades between soft, plain and deep of each hue."""
-    halves = {
-        f"{role}-half-{end}": _mixed(anchors[role], anchors[f"{role}-{end}"])
-        for role in NAMES
-        for end in ("soft", "deep")
-    }
-    return anchors | halves
+    palette = dict(anchors)
+    for role in NAMES:
+        for end in ("soft", "deep"):
+            pair = [bytes.fromhex(anchors[name][1:]) for name in (role, f"{role}-{end}")]
+            palette[f"{role}-half-{end}"] = (
+                "#" + bytes((a + b) // 2 for a, b in zip(*pair, strict=True)).hex()
+            )
+    return palette
 
 
-PALETTES: dict[Theme, dict[str, str]] = {theme: _with_halves(some) for theme, some in _ANCHORS.items()}
+PALETTES: dict[Theme, dict[str, str]] = {theme: _with_halves(anchors) for theme, anchors in _ANCHORS.items()}
 
 
 @dataclass(frozen=True)
@@ -208,14 +198,14 @@ class Meaning:
 
 def role_of(recipe: Recipe) -> str:
     """The role of a model, from the objectives of its whole path."""
-    return role_of_way(one.objective for one in recipe.spans)
+    return role_of_path(phase.objective for phase in recipe.spans)
 
 
-def role_of_way(objectives: Iterable[Objective]) -> str:
+def role_of_path(objectives: Iterable[Objective]) -> str:
     """The role of a sequence of objectives: its distinct consecutive kinds, or "other"."""
-    kinds = (one.name if one.name in ("clm", "mlm") else "other" for one in objectives)
-    way = "-".join(kind for kind, _ in groupby(kinds))
-    return way if way in NAMES else "other"
+    kinds = (objective.name if objective.name in ("clm", "mlm") else "other" for objective in objectives)
+    role = "-".join(kind for kind, _ in groupby(kinds))
+    return role if role in NAMES else "other"
 
 
 def style_of(role: str) -> Style:
@@ -226,24 +216,26 @@ def style_of(role: str) -> Style:
 def looks(meanings: Sequence[Meaning]) -> list[Style]:
     """The style of each series of one figure, from their meanings."""
     distinct = list(dict.fromkeys(meanings))
-    sizes = sorted({one.size for one in meanings})
-    alone = len({one.role for one in meanings}) == 1 and len(distinct) > 1
-    made: dict[Meaning, Style] = {}
-    for number, one in enumerate(distinct):
-        alike = (other for other in distinct if (other.role, other.continued) == (one.role, one.continued))
-        variants = sorted({other.variant for other in alike})
+    sizes = sorted({meaning.size for meaning in meanings})
+    one_role = len({meaning.role for meaning in meanings}) == 1 and len(distinct) > 1
+    styles: dict[Meaning, Style] = {}
+    for number, meaning in enumerate(distinct):
+        group = [
+            other for other in distinct if (other.role, other.continued) == (meaning.role, meaning.continued)
+        ]
+        variants = sorted({other.variant for other in group})
         shades = _SHADES_OF.get(len(variants), SHADES)
         low, high = _WIDTHS
-        width = low + (high - low) * sizes.index(one.size) / (len(sizes) - 1) if len(sizes) > 1 else 1.0
-        made[one] = Style(
-            one.role,
-            shades[variants.index(one.variant) % len(shades)],
-            _ORDER[number % len(_ORDER)] if alone else _MARKERS[one.role],
-            "dot" if one.continued else _DASHES[one.role],
+        width = low + (high - low) * sizes.index(meaning.size) / (len(sizes) - 1) if len(sizes) > 1 else 1.0
+        styles[meaning] = Style(
+            meaning.role,
+            shades[variants.index(meaning.variant) % len(shades)],
+            _ORDER[number % len(_ORDER)] if one_role else _MARKERS[meaning.role],
+            "dot" if meaning.continued else _DASHES[meaning.role],
             width=round(width, 2),
             size=round(0.75 + 0.25 * width, 2),
         )
-    return [made[one] for one in meanings]
+    return [styles[meaning] for meaning in meanings]
 
 
 # ---------------------------------------------------------------- ticks
@@ -265,13 +257,14 @@ def from_zero(last: float) -> Numbers:
 
 def on_log(values: Iterable[float]) -> Numbers:
     """Round numbers within the range of these: 1, 2, 5 or 1, 3 or 1 of each power of ten, at most `MOST`."""
-    known = [value for value in values if math.isfinite(value) and value > 0]
-    if not known:
+    positive = [value for value in values if math.isfinite(value) and value > 0]
+    if not positive:
         return ()
-    low, high = math.floor(math.log10(min(known))), math.ceil(math.log10(max(known)))
+    low, high = min(positive) / 1.0001, max(positive) * 1.0001
+    powers = range(math.floor(math.log10(min(positive))), math.ceil(math.log10(max(positive))) + 1)
     for digits in ((1, 2, 5), (1, 3), (1,)):
-        every = [digit * 10.0**power for power in range(low, high + 1) for digit in digits]
-        ticks = tuple(one for one in every if min(known) <= one * 1.0001 and one <= max(known) * 1.0001)
+        every = (digit * 10.0**power for power in powers for digit in digits)
+        ticks = tuple(tick for tick in every if low <= tick <= high)
         if len(ticks) <= MOST:
             return ticks
     return ticks[:: -(-len(ticks) // MOST)]
@@ -280,14 +273,14 @@ def on_log(values: Iterable[float]) -> Numbers:
 def spaced(ticks: Numbers, labels: Iterable[str], apart: float, *, log: bool = False) -> tuple[str, ...]:
     """Blank the labels that are too near to the previous one; `apart` is a share of the axis."""
     places = [math.log10(tick) for tick in ticks] if log else list(ticks)
-    whole = (max(places) - min(places)) if places else 0.0
-    made: list[str] = []
+    room = apart * (max(places) - min(places)) if places else 0.0
+    kept: list[str] = []
     last = -math.inf
     for place, label in zip(places, labels, strict=True):
-        near = place - last < apart * whole
-        made.append("" if near else label)
+        near = place - last < room
+        kept.append("" if near else label)
         last = last if near else place
-    return tuple(made)
+    return tuple(kept)
 
 
 # ---------------------------------------------------------------- choice of models
@@ -295,21 +288,21 @@ def spaced(ticks: Numbers, labels: Iterable[str], apart: float, *, log: bool = F
 # several settings (other data, another optimizer …), lines join only models of one setting.
 
 
-USUAL_RATIO = 0.4  # the paper's, where one masking ratio represents all
-USUAL_SHARE = 0.25  # the paper's recommended share of CLM steps
+USUAL_RATIO = 0.4  # where one masking ratio represents all
+USUAL_SHARE = 0.25  # likewise, the share of CLM steps
 
 
 def ends(models: Iterable[Model]) -> list[Model]:
     """The ends of runs that continue no decayed model."""
-    return [one for one in models if one.recipe.final and not one.recipe.base and one.recipe.spans]
+    return [model for model in models if model.recipe.final and not model.recipe.base and model.recipe.spans]
 
 
 def by_size(models: Iterable[Model]) -> dict[str, list[Model]]:
     """Models by the name of their size, smallest first; unknown sizes come last."""
-    found: dict[str, list[Model]] = {}
-    for one in sorted(models, key=lambda one: (one.recipe.parameters is None, one.recipe.parameters or 0)):
-        found.setdefault(one.recipe.size, []).append(one)
-    return found
+    sizes: dict[str, list[Model]] = {}
+    for model in sorted(models, key=lambda model: model.recipe.parameters or math.inf):
+        sizes.setdefault(model.recipe.size, []).append(model)
+    return sizes
 
 
 def by_setting(models: Iterable[Model]) -> dict[str, list[Model]]:
@@ -317,10 +310,10 @@ def by_setting(models: Iterable[Model]) -> dict[str, list[Model]]:
 
     The suffix is empty if the study has one setting; otherwise it names the group's first model.
     """
-    found: dict[str, list[Model]] = {}
-    for one in models:
-        found.setdefault(one.recipe.setting, []).append(one)
-    return {f" (as {some[0].name})" if len(found) > 1 else "": some for some in found.values()}
+    settings: dict[str, list[Model]] = {}
+    for model in models:
+        settings.setdefault(model.recipe.setting, []).append(model)
+    return {f" (as {group[0].name})" if len(settings) > 1 else "": group for group in settings.values()}
 
 
 def standing_for(models: Iterable[Model]) -> list[Model]:
@@ -330,14 +323,14 @@ def standing_for(models: Iterable[Model]) -> list[Model]:
     the longer.
     """
     budgets: dict[int, list[Model]] = {}
-    for one in models:
-        budgets.setdefault(one.recipe.steps, []).append(one)
+    for model in models:
+        budgets.setdefault(model.recipe.steps, []).append(model)
     if not budgets:
         return []
-    steps = max(budgets, key=lambda steps: (len({one.recipe.kind for one in budgets[steps]}), steps))
-    found = [_nearest(kind, budgets[steps]) for kind in ("clm", "mlm", "clm-mlm")]
-    others = [one for one in budgets[steps] if one.recipe.kind == "other"]
-    return [*(one for one in found if one), *others]
+    steps = max(budgets, key=lambda steps: (len({model.recipe.kind for model in budgets[steps]}), steps))
+    nearest = [_nearest(kind, budgets[steps]) for kind in ("clm", "mlm", "clm-mlm")]
+    others = [model for model in budgets[steps] if model.recipe.kind == "other"]
+    return [*(model for model in nearest if model), *others]
 
 
 def _nearest(kind: str, models: list[Model]) -> Model | None:
@@ -346,7 +339,7 @@ def _nearest(kind: str, models: list[Model]) -> Model | None:
         off = 0.0 if kind == "clm" else 1.0 if ratio is None else round(abs(ratio - USUAL_RATIO), 9)
         return off, round(abs(model.recipe.causal_share - USUAL_SHARE), 9), model.recipe.causal_share
 
-    return min((one for one in models if one.recipe.kind == kind), key=distance, default=None)
+    return min((model for model in models if model.recipe.kind == kind), key=distance, default=None)
 
 
 def objective_name(recipe: Recipe) -> str:

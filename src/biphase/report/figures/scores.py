@@ -92,23 +92,25 @@ class Drawn:
 
     def notes(self) -> str:
         """Caption text about intervals, scales, marks and missing points."""
-        said = [
-            f"Bars are 95% intervals over {listed(list(self.covers))}."
-            if self.covers
-            else "One seed: no intervals."
-        ]
+        covers = f"Bars are 95% intervals over {listed(list(self.covers))}."
+        sentences = [covers if self.covers else "One seed: no intervals."]
         if len(self.panels) > 1:
-            said.append("Each panel has its own scale.")
+            sentences.append("Each panel has its own scale.")
         if self.paper:
-            said.append("Hollow diamonds are the paper's values.")
+            sentences.append("Hollow diamonds are the paper's values.")
         if self.lonely:
-            said.append(f"Left out, with no two points to join: {listed(list(self.lonely))}.")
+            sentences.append(f"Left out, with no two points to join: {listed(list(self.lonely))}.")
         if self.missing:
-            said.append(
-                f"{self.missing} of {counted(self.points, 'point')} {'is' if self.missing == 1 else 'are'} missing: "
+            are = "is" if self.missing == 1 else "are"
+            sentences.append(
+                f"{self.missing} of {counted(self.points, 'point')} {are} missing: "
                 "not computed, or not for every learning rate of a seed."
             )
-        return " ".join(said)
+        return " ".join(sentences)
+
+    def figure(self, id: str, title: str, caption: str, views: tuple[View, ...] = ()) -> Figure | None:
+        """The figure of these panels, its caption followed by the notes; None if there is no panel."""
+        return Figure(id, title, f"{caption} {self.notes()}", self.panels, views) if self.panels else None
 
 
 def score_panels(
@@ -268,11 +270,8 @@ def with_half(mean: float, low: float, high: float) -> str:
 
 def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
     """How often validation chose each learning rate: "5e-5 ×9, 1e-4 ×6"."""
-    chosen: Counter[float] = Counter()
-    for result in model.results:
-        for task in tasks:
-            grid = evidence.grids[result, task]
-            chosen.update(grid.lrs[place] for place in grid.chosen.values())
+    grids = [evidence.grids[result, task] for result in model.results for task in tasks]
+    chosen = Counter(grid.lrs[row] for grid in grids for row in grid.chosen.values())
     return ", ".join(f"{rate(lr)} ×{chosen[lr]}" for lr in sorted(chosen))
 
 
@@ -282,45 +281,37 @@ def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
 
 def objectives_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """One model of each objective: over sizes, or side by side."""
-    chosen = {
-        words: {size: standing_for(some) for size, some in by_size(models).items()}
-        for words, models in by_setting(ends(evidence.models.values())).items()
-    }
-    sizes = {
-        size: some[0]
-        for sizes in chosen.values()
-        for size, some in sizes.items()
-        if some[0].recipe.parameters
-    }
+    models = [
+        (suffix, model)
+        for suffix, group in by_setting(ends(evidence.models.values())).items()
+        for of_size in by_size(group).values()
+        for model in standing_for(of_size)
+    ]
+    sizes = by_size(model for _, model in models if model.recipe.parameters)
     if len(sizes) > 1:
-        return _over_sizes(evidence, estimates, chosen, sizes)
-    models = [(words, one) for words, sizes in chosen.items() for some in sizes.values() for one in some]
-    starts = [("", one) for one in evidence.models.values() if not one.recipe.spans]
+        return _over_sizes(evidence, estimates, models, [of_size[0].recipe for of_size in sizes.values()])
+    starts = [("", model) for model in evidence.models.values() if not model.recipe.spans]
     return _side_by_side(evidence, estimates, [*models, *starts])
 
 
 def _over_sizes(
-    evidence: Evidence,
-    estimates: Estimates,
-    chosen: dict[str, dict[str, list[Model]]],
-    sizes: dict[str, Model],
+    evidence: Evidence, estimates: Estimates, models: list[tuple[str, Model]], sizes: list[Recipe]
 ) -> Figure | None:
     lines: dict[str, ScoreLine] = {}
-    for words, models in chosen.items():
-        for size in sizes:
-            for one in models.get(size, []):
-                name = f"{objective_name(one.recipe)}{words}"
-                line = lines.get(name) or ScoreLine(name, Meaning(role_of(one.recipe), (words, name)), ())
-                point = Point((float(one.recipe.parameters or 0),), one)
-                lines[name] = replace(line, points=(*line.points, point))
-    ticks = {size: float(one.recipe.parameters or 0) for size, one in sizes.items()}
-    places = tuple(ticks.values())
-    x = Axis("model size", "log", places, spaced(places, ticks, 0.16, log=True), _around(places))
+    for suffix, model in models:
+        if model.recipe.parameters:
+            name = f"{objective_name(model.recipe)}{suffix}"
+            line = lines.get(name) or ScoreLine(name, Meaning(role_of(model.recipe), (suffix, name)), ())
+            point = Point((float(model.recipe.parameters),), model)
+            lines[name] = replace(line, points=(*line.points, point))
+    ticks = tuple(float(recipe.parameters or 0) for recipe in sizes)
+    labels = spaced(ticks, [recipe.size for recipe in sizes], 0.16, log=True)
+    x = Axis("model size", "log", ticks, labels, _around(ticks))
     drawn = score_panels(evidence, estimates, lines.values(), x)
-    if not drawn.panels:
-        return None
-    caption = f"Mean over the tasks of each family, by model size, {_budgets(chosen)}. {drawn.notes()}"
-    return Figure("objectives", "Masked or causal, by model size", caption, drawn.panels)
+    steps = {model.recipe.steps for _, model in models}
+    budget = f"after {steps.pop():,} steps" if len(steps) == 1 else "each size at its longest common budget"
+    caption = f"Mean over the tasks of each family, by model size, {budget}."
+    return drawn.figure("objectives", "Masked or causal, by model size", caption)
 
 
 def _around(values: Numbers) -> tuple[float, float]:
@@ -329,42 +320,24 @@ def _around(values: Numbers) -> tuple[float, float]:
     return min(values) / room, max(values) * room
 
 
-def _budgets(chosen: dict[str, dict[str, list[Model]]]) -> str:
-    steps = {one.recipe.steps for sizes in chosen.values() for some in sizes.values() for one in some}
-    return f"after {steps.pop():,} steps" if len(steps) == 1 else "each size at its longest common budget"
-
-
 def _side_by_side(evidence: Evidence, estimates: Estimates, models: list[tuple[str, Model]]) -> Figure | None:
     if len(models) < 2:
         return None
-    names = [
-        one.name if not one.recipe.spans else f"{objective_name(one.recipe)}{words}" for words, one in models
-    ]
-    lines = [
-        ScoreLine(
-            name,
-            Meaning(role_of(one.recipe)),
-            (Point((float(place),), one),),
-            "points",
-            legend=False,
-            seeds=True,
+    lines = []
+    for place, (suffix, model) in enumerate(models):
+        name = f"{objective_name(model.recipe)}{suffix}" if model.recipe.spans else model.name
+        points = (Point((float(place),), model),)
+        lines.append(
+            ScoreLine(name, Meaning(role_of(model.recipe)), points, "points", legend=False, seeds=True)
         )
-        for place, (name, (_, one)) in enumerate(zip(names, models, strict=True))
-    ]
-    labels = tuple(_broken(name) for name in names)
+    labels = tuple(_broken(line.name) for line in lines)
     x = Axis("", "linear", tuple(range(len(models))), labels, (-0.6, len(models) - 0.4), grid=False)
     drawn = score_panels(evidence, estimates, lines, x)
-    if not drawn.panels:
-        return None
-    steps = {one.recipe.steps for _, one in models if one.recipe.spans}
+    steps = {model.recipe.steps for _, model in models if model.recipe.spans}
+    title = "Causal, masked, or both in sequence" if steps else "Models side by side"
     after = f", after {steps.pop():,} steps" if len(steps) == 1 else ""
-    caption = f"Mean over the tasks of each family{after}; small circles are seeds. {drawn.notes()}"
-    title = (
-        "Causal, masked, or both in sequence"
-        if any(one.recipe.spans for _, one in models)
-        else "Models side by side"
-    )
-    return Figure("objectives", title, caption, drawn.panels)
+    caption = f"Mean over the tasks of each family{after}; small circles are seeds."
+    return drawn.figure("objectives", title, caption)
 
 
 def _broken(name: str) -> str:
@@ -379,29 +352,33 @@ def _broken(name: str) -> str:
 
 def ratio_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """MLM from scratch over masking ratios, a line for each size and budget."""
-    masked = [one for one in ends(evidence.models.values()) if one.recipe.kind == "mlm"]
+    masked = [model for model in ends(evidence.models.values()) if model.recipe.kind == "mlm"]
     lines = []
-    for words, models in by_setting(masked).items():
-        for size, some in by_size(models).items():
-            budgets = over_ratios(some)
-            for steps, row in budgets.items():
-                budget = f", {thousands(steps)} steps" if len(budgets) > 1 else ""
-                lines.append(
-                    ScoreLine(f"{size}{budget}{words}", meaning(row[0].model.recipe, (steps, words)), row)
-                )
+    for suffix, size, models in _alike_groups(masked):
+        budgets = over_ratios(models)
+        for steps, row in budgets.items():
+            budget = f", {thousands(steps)} steps" if len(budgets) > 1 else ""
+            of = meaning(row[0].model.recipe, (steps, suffix))
+            lines.append(ScoreLine(f"{size}{budget}{suffix}", of, row))
     drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
-    if not drawn.panels:
-        return None
-    caption = f"MLM alone at several masking ratios. {drawn.notes()}"
-    return Figure("ratio", "Which masking ratio?", caption, drawn.panels)
+    return drawn.figure("ratio", "Which masking ratio?", "MLM alone at several masking ratios.")
+
+
+def _alike_groups(models: Iterable[Model]) -> list[tuple[str, str, list[Model]]]:
+    """The models by setting and size: suffix for the legend, size, models."""
+    return [
+        (suffix, size, of_size)
+        for suffix, of_setting in by_setting(models).items()
+        for size, of_size in by_size(of_setting).items()
+    ]
 
 
 def over_ratios(models: list[Model]) -> dict[int, tuple[Point, ...]]:
     """Budget → models by ratio, for budgets with at least two ratios."""
     rows: dict[int, dict[float, Model]] = {}
-    for one in models:
-        if one.recipe.ratio is not None:
-            rows.setdefault(one.recipe.steps, {})[one.recipe.ratio] = one
+    for model in models:
+        if model.recipe.ratio is not None:
+            rows.setdefault(model.recipe.steps, {})[model.recipe.ratio] = model
     return {
         steps: tuple(Point((100 * ratio,), row[ratio]) for ratio in sorted(row))
         for steps, row in sorted(rows.items())
@@ -529,24 +506,24 @@ QUARTERS = (0.0, 25.0, 50.0, 75.0, 100.0)
 
 def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """Scores over the share of CLM steps, a line for each budget."""
-    found: list[tuple[str, float, int, str, tuple[Point, ...]]] = []
-    for words, models in by_setting(ends(evidence.models.values())).items():
-        for size, some in by_size(models).items():
-            found += [(size, *row, words, points) for row, points in _split_rows(some).items()]
-    sizes, ratios = {one[0] for one in found}, {one[1] for one in found}
+    rows = [
+        (suffix, size, ratio, steps, points)
+        for suffix, size, models in _alike_groups(ends(evidence.models.values()))
+        for (ratio, steps), points in _split_rows(models).items()
+    ]
+    sizes, ratios = {size for _, size, *_ in rows}, {ratio for _, _, ratio, *_ in rows}
     lines = []
-    for size, ratio, steps, words, points in found:
-        which = [size] * (len(sizes) > 1) + [f"MLM {percent(ratio)}"] * (len(ratios) > 1)
-        split = next(one.model.recipe for one in points if one.model.recipe.kind == "clm-mlm")
-        name = ", ".join([*which, f"{thousands(steps)} steps{words}"])
-        lines.append(ScoreLine(name, meaning(split, (steps, ratio, words)), points))
-    x = Axis("share of causal steps", "linear", QUARTERS, tuple(f"{one:g}%" for one in QUARTERS), (-5, 105))
+    for suffix, size, ratio, steps, points in rows:
+        parts = [size] * (len(sizes) > 1) + [f"MLM {percent(ratio)}"] * (len(ratios) > 1)
+        split = next(point.model.recipe for point in points if point.model.recipe.kind == "clm-mlm")
+        name = ", ".join([*parts, f"{thousands(steps)} steps{suffix}"])
+        lines.append(ScoreLine(name, meaning(split, (steps, ratio, suffix)), points))
+    labels = tuple(f"{share:g}%" for share in QUARTERS)
+    x = Axis("share of causal steps", "linear", QUARTERS, labels, (-5, 105))
     drawn = score_panels(evidence, estimates, lines, x)
-    if not drawn.panels:
-        return None
     masked = f"MLM at {percent(ratios.pop())}" if len(ratios) == 1 else "MLM"
-    caption = f"From {masked} alone (0%) to CLM alone (100%), CLM always first. {drawn.notes()}"
-    return Figure("splits", "How much should be causal?", caption, drawn.panels)
+    caption = f"From {masked} alone (0%) to CLM alone (100%), CLM always first."
+    return drawn.figure("splits", "How much should be causal?", caption)
 
 
 def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...]]:
@@ -582,43 +559,39 @@ def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...
 
 def robustness_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """Scores over masking ratios, from scratch and after CLM."""
-    scratch, after = [], []
-    for words, models in by_setting(ends(evidence.models.values())).items():
-        sizes = by_size(models)
-        for size, some in sizes.items():
-            which = f"{size}, " if len(sizes) > 1 and _several(sizes) else ""
-            alone = over_ratios([one for one in some if one.recipe.kind == "mlm"])
-            for (causal, steps), row in _after_clm(some).items():
-                if steps in alone:
-                    row_alone = alone[steps]
-                    variant = meaning(row_alone[0].model.recipe, (0, words))
-                    scratch.append(ScoreLine(f"{which}MLM from scratch{words}", variant, row_alone))
-                first = f"{which}CLM for {thousands(causal)} of {thousands(steps)} steps, then MLM{words}"
-                after.append(ScoreLine(first, meaning(row[0].model.recipe, (causal, steps, words)), row))
-    scratch = list({line.name: line for line in scratch}.values())
-    lines = [*scratch, *after]
-    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
-    if not after or not drawn.panels:
+    groups = _alike_groups(ends(evidence.models.values()))
+    sizes_of: Counter[str] = Counter(suffix for suffix, _, models in groups if _after_clm(models))
+    scratch: dict[str, ScoreLine] = {}
+    after = []
+    for suffix, size, models in groups:
+        which = f"{size}, " if sizes_of[suffix] > 1 else ""
+        alone = over_ratios([model for model in models if model.recipe.kind == "mlm"])
+        for (causal, steps), row in _after_clm(models).items():
+            if steps in alone:
+                name = f"{which}MLM from scratch{suffix}"
+                of = meaning(alone[steps][0].model.recipe, (0, suffix))
+                scratch[name] = ScoreLine(name, of, alone[steps])
+            name = f"{which}CLM for {thousands(causal)} of {thousands(steps)} steps, then MLM{suffix}"
+            after.append(ScoreLine(name, meaning(row[0].model.recipe, (causal, steps, suffix)), row))
+    if not after:
         return None
-    caption = f"How much the masking ratio matters with and without CLM first. {drawn.notes()}"
-    return Figure("robustness", "Is the ratio less delicate after CLM?", caption, drawn.panels)
+    lines = [*scratch.values(), *after]
+    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
+    caption = "How much the masking ratio matters with and without CLM first."
+    return drawn.figure("robustness", "Is the ratio less delicate after CLM?", caption)
 
 
 def _after_clm(models: list[Model]) -> dict[tuple[int, int], tuple[Point, ...]]:
     """(CLM steps, all steps) → two-stage models by ratio."""
     groups: dict[int, list[Model]] = {}
-    for one in models:
-        if one.recipe.kind == "clm-mlm":
-            groups.setdefault(round(one.recipe.causal_share * one.recipe.steps), []).append(one)
+    for model in models:
+        if model.recipe.kind == "clm-mlm":
+            groups.setdefault(round(model.recipe.causal_share * model.recipe.steps), []).append(model)
     return {
         (causal, steps): row
-        for causal, some in sorted(groups.items())
-        for steps, row in over_ratios(some).items()
+        for causal, group in sorted(groups.items())
+        for steps, row in over_ratios(group).items()
     }
-
-
-def _several(sizes: dict[str, list[Model]]) -> bool:
-    return sum(bool(_after_clm(some)) for some in sizes.values()) > 1
 
 
 # ---------------------------------------------------------------- continued training
@@ -638,12 +611,10 @@ def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     labels = spaced(ticks, ("base", *(thousands(int(one)) for one in ticks[1:])), 0.2)
     x = Axis("continued steps", "linear", ticks, labels)
     drawn = score_panels(evidence, estimates, lines, x)
-    if not drawn.panels:
-        return None
     what = {_went_on_with(one) for _, some in rows for one in some}
     masked = f"with {what.pop()}" if len(what) == 1 else "further"
-    caption = f"Decayed models trained {masked}; the first point is the base. {drawn.notes()}"
-    return Figure("continued", "Continued pretraining", caption, drawn.panels)
+    caption = f"Decayed models trained {masked}; the first point is the base."
+    return drawn.figure("continued", "Continued pretraining", caption)
 
 
 def _continued_rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
@@ -699,61 +670,57 @@ ROOM = {"tokens": 0.14, "FLOPs": 0.3, "seconds": 0.25}  # between labels, as a s
 
 def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """Scores of kept checkpoints over tokens, FLOPs and seconds, a line for each run."""
-    ways = _ways(evidence)
-    xs = {one.name: _x(evidence, one) for way in ways for one in way}
+    runs = _runs(evidence)
+    xs = {model.name: _x(evidence, model) for run in runs for model in run}
     views = [n for n in range(len(VIEWS)) if any(math.isfinite(x[n]) for x in xs.values())]
-    names = _efficiency_names(ways)
     lines: list[ScoreLine] = []
-    for way, name in zip(ways, names, strict=True):
-        points = [Point(tuple(xs[one.name][n] for n in views), one) for one in way]
-        on_the_way = [point for point in points if not point.model.recipe.final]
-        end = [point for point in points if point.model.recipe.final]
-        means = meaning(way[-1].recipe, name)
-        lines.append(ScoreLine(name, means, tuple(on_the_way)))
+    for run, name in zip(runs, _efficiency_names(runs), strict=True):
+        points = [Point(tuple(xs[model.name][n] for n in views), model) for model in run]
+        kept = tuple(point for point in points if not point.model.recipe.final)
+        end = tuple(point for point in points if point.model.recipe.final)
+        of = meaning(run[-1].recipe, name)
+        lines.append(ScoreLine(name, of, kept))
         if end:
-            lines.append(ScoreLine(name, means, (*on_the_way[-1:], *end), "line", legend=False, tail=True))
-            lines.append(ScoreLine(name, means, tuple(end), "points", legend=False, hollow=True))
+            lines.append(ScoreLine(name, of, (*kept[-1:], *end), "line", legend=False, tail=True))
+            lines.append(ScoreLine(name, of, end, "points", legend=False, hollow=True))
     shown = tuple(_view(VIEWS[n], [x[n] for x in xs.values()]) for n in views)
     drawn = score_panels(evidence, estimates, lines, shown[0].axis if shown else Axis(), views=len(views))
-    if not drawn.panels:
-        return None
-    uprights = _one_epoch(evidence, ways) if views and VIEWS[views[0]] == "tokens" else ()
-    panels = tuple(replace(one, verticals=uprights) for one in drawn.panels)
-    once = "Dotted upright, over tokens: the corpus has been read once. " if uprights else ""
+    verticals = _one_epoch(evidence, runs) if views and VIEWS[views[0]] == "tokens" else ()
+    drawn = replace(drawn, panels=tuple(replace(panel, verticals=verticals) for panel in drawn.panels))
     caption = (
         "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
-        f"FLOPs are the model's own; seconds compare only where machines were alike and not shared. {once}{drawn.notes()}"
+        "FLOPs are the model's own; seconds compare only where machines were alike and not shared."
     )
-    return Figure("efficiency", "What is learnt by when", caption, panels, shown if len(shown) > 1 else ())
+    if verticals:
+        caption += " Dotted upright, over tokens: the corpus has been read once."
+    return drawn.figure("efficiency", "What is learnt by when", caption, shown if len(shown) > 1 else ())
 
 
-def _ways(evidence: Evidence) -> list[list[Model]]:
+def _runs(evidence: Evidence) -> list[list[Model]]:
     """The kept checkpoints of each run in order of steps, its end last. Each run's end occurs once."""
     plan = evidence.plan
-    of = {plan.results[result]: one for one in evidence.models.values() for result in one.results}
-    ways, seen = [], set()
+    of = {plan.results[result]: model for model in evidence.models.values() for result in model.results}
+    runs: dict[str, list[Model]] = {}
     for run in plan.study.runs:
         names = [*(f"{run.name}-{step}" for step in sorted(run.keep)), run.name]
-        way = list({of[plan.results[name]].name: of[plan.results[name]] for name in names}.values())
-        if run.keep and way[-1].name not in seen:
-            seen.add(way[-1].name)
-            ways.append(way)
-    return ways
+        models = list({of[plan.results[name]].name: of[plan.results[name]] for name in names}.values())
+        if run.keep:
+            runs.setdefault(models[-1].name, models)
+    return list(runs.values())
 
 
-def _one_epoch(evidence: Evidence, ways: list[list[Model]]) -> tuple[Vertical, ...]:
+def _one_epoch(evidence: Evidence, runs: list[list[Model]]) -> tuple[Vertical, ...]:
     """The tokens of one epoch of each corpus, where some run from scratch reads further."""
-    epochs = Epochs(evidence.plan, evidence.store)
-    found: dict[int, str] = {}
-    for way in (way for way in ways if not way[-1].recipe.base):
-        end = way[-1].results[0]
+    plan, epochs = evidence.plan, Epochs(evidence.plan, evidence.store)
+    corpora: dict[int, str] = {}
+    for end in (run[-1].results[0] for run in runs if not run[-1].recipe.base):
         tokens = epochs.tokens(end)
         if tokens is not None and (epochs.at(end) or 0.0) > REPEATED:
-            found.setdefault(tokens, corpus_of(evidence.plan.path(evidence.plan.results[end])[-1].run).name)
-    said = {
-        tokens: f"one epoch of {name}" if len(found) > 1 else "one epoch" for tokens, name in found.items()
-    }
-    return tuple(Vertical(float(tokens), said[tokens]) for tokens in sorted(said))
+            corpora.setdefault(tokens, corpus_of(plan.path(plan.results[end])[-1].run).name)
+    return tuple(
+        Vertical(float(tokens), f"one epoch of {corpora[tokens]}" if len(corpora) > 1 else "one epoch")
+        for tokens in sorted(corpora)
+    )
 
 
 def _x(evidence: Evidence, model: Model) -> Numbers:
@@ -770,20 +737,26 @@ def _x(evidence: Evidence, model: Model) -> Numbers:
 
 def _view(name: str, values: list[float]) -> View:
     ticks = on_log(values)
-    say = (lambda one: f"{one:.0e}".replace("e+", "e")) if name == "FLOPs" else short
-    axis = Axis(
-        f"training {name}",
-        "log",
-        ticks,
-        spaced(ticks, map(say, ticks), ROOM[name], log=True),
-    )
-    return View(name, axis)
+    labels = [f"{tick:.0e}".replace("e+", "e") if name == "FLOPs" else short(tick) for tick in ticks]
+    return View(name, Axis(f"training {name}", "log", ticks, spaced(ticks, labels, ROOM[name], log=True)))
 
 
-def _efficiency_names(ways: list[list[Model]]) -> list[str]:
+def _efficiency_names(runs: list[list[Model]]) -> list[str]:
     """The objectives of each run; the name of its end where that is ambiguous."""
-    sizes = len({way[-1].recipe.size for way in ways})
+    ends = [run[-1] for run in runs]
+    sizes = len({model.recipe.size for model in ends})
     names = [
-        f"{f'{way[-1].recipe.size} ' if sizes > 1 else ''}{objective_name(way[-1].recipe)}" for way in ways
+        f"{f'{model.recipe.size} ' if sizes > 1 else ''}{objective_name(model.recipe)}" for model in ends
     ]
-    return [way[-1].name if names.count(name) > 1 else name for way, name in zip(ways, names, strict=True)]
+    return [model.name if names.count(name) > 1 else name for model, name in zip(ends, names, strict=True)]
+
+
+FIGURES = (
+    objectives_figure,
+    ratio_figure,
+    efficiency_figure,
+    rates_figure,
+    splits_figure,
+    robustness_figure,
+    continued_figure,
+)

@@ -2,37 +2,51 @@
 "use strict";
 
 const plots = {
-  known: null, // figure id → what Plotly draws
-  views: {}, // figure id → the number of its view
+  known: null, // figure id → its Vega specification
+  shown: {}, // figure id → Vega's view of it
+  views: {}, // figure id → the number of its measure of x
   near: null,
 
   library() {
-    if (!window.Plotly) document.head.append(make("script", {textContent: one("#plotly").textContent}));
+    if (!window.vegaEmbed) document.head.append(make("script", {textContent: one("#vega").textContent}));
   },
 
-  palette(theme = document.documentElement.dataset.theme) { return PALETTES[theme]; },
+  signals(place, theme = document.documentElement.dataset.theme) {
+    return {width: place.clientWidth, palette: PALETTES[theme], view: this.views[place.dataset.figure] || 0};
+  },
 
-  draw(place, theme) {
-    const id = place.dataset.figure;
+  async draw(place, theme) {
+    const id = place.dataset.figure, box = place.firstElementChild;
     this.known ||= data.read("figures");
     if (!this.known[id]) return;
     this.library();
-    const box = place.firstElementChild;
-    if (box.matches(".waiting")) {
-      box.replaceChildren();
-      box.className = "drawn";
-    }
-    biphaseFigures.show(box, this.known[id], this.palette(theme), this.views[id] || 0);
-    place.style.setProperty("--height", `${box._fullLayout.height}px`);
+    box.className = "drawn";
+    const spec = structuredClone(this.known[id]), values = this.signals(place, theme);
+    for (const signal of spec.signals) if (signal.name in values) signal.value = values[signal.name];
+    spec.data[0].values = this.shown[id]?.data("hidden").map(({entry}) => ({entry})) ?? []; // entries that the reader hid
+    const made = await vegaEmbed(box, spec, {mode: "vega", ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip});
+    this.shown[id] = made.view;
+    place.style.setProperty("--height", `${made.view.height()}px`);
   },
 
-  again(theme) { all(".plot").filter(place => one(".drawn", place)).forEach(place => this.draw(place, theme)); },
+  // Colours, width and measure change in place.
+  update(theme) {
+    for (const place of all(".plot")) {
+      const view = this.shown[place.dataset.figure];
+      if (!view) continue;
+      for (const [name, value] of Object.entries(this.signals(place, theme))) view.signal(name, value);
+      view.run();
+      place.style.setProperty("--height", `${view.height()}px`);
+    }
+  },
+
+  again() { all(".plot").filter(place => one(".drawn", place)).forEach(place => this.draw(place)); },
 
   view(button) {
     const figure = button.closest(".figure"), place = one(".plot", figure);
     this.views[place.dataset.figure] = Number(button.dataset.view);
     all("[data-view]", figure).forEach(other => { other.ariaPressed = String(other === button); });
-    this.draw(place);
+    this.update();
   },
 
   watch() {
@@ -47,7 +61,19 @@ const plots = {
   },
 };
 
-document.addEventListener("theme", () => plots.again());
+// The text of the nearest point; its first line is a title.
+function tooltip(handler, event, item, text) {
+  const box = one("#tip") || document.body.appendChild(make("div", {id: "tip", role: "tooltip"}));
+  box.classList.toggle("hidden", !text);
+  if (!text) return;
+  const [title, ...rest] = text.split("\n");
+  box.replaceChildren(make("b", {textContent: title}), ...rest.map(line => make("div", {textContent: line})));
+  const room = document.documentElement.clientWidth - box.offsetWidth - 8;
+  box.style.left = `${Math.max(8, Math.min(event.clientX + 14, room))}px`;
+  box.style.top = `${event.clientY + 16 + box.offsetHeight > innerHeight ? event.clientY - box.offsetHeight - 10 : event.clientY + 16}px`;
+}
+
+document.addEventListener("theme", () => plots.update());
 document.addEventListener("click", event => {
   const button = event.target.closest("[data-view]");
   if (button) plots.view(button);
@@ -56,7 +82,7 @@ document.addEventListener("click", event => {
 // A phone that is turned gets the other layout.
 let width = innerWidth;
 addEventListener("resize", () => {
-  if (innerWidth !== width) { width = innerWidth; plots.again(); }
+  if (innerWidth !== width) { width = innerWidth; plots.update(); }
 });
 
 // Paper shows everything, in the light theme.
@@ -66,12 +92,13 @@ addEventListener("beforeprint", () => {
   closed.forEach(claim => { claim.open = true; });
   document.documentElement.dataset.printed = document.documentElement.dataset.theme;
   document.documentElement.dataset.theme = "light";
-  all(".plot").forEach(place => plots.draw(place, "light"));
+  plots.update("light");
+  all(".plot").filter(place => one(".waiting", place)).forEach(place => plots.draw(place, "light"));
 });
 addEventListener("afterprint", () => {
   closed.forEach(claim => { claim.open = false; });
   document.documentElement.dataset.theme = document.documentElement.dataset.printed;
-  plots.again();
+  plots.update();
 });
 
 // After the first paint: the text is there before the library is parsed, which happens while the reader reads.

@@ -46,6 +46,7 @@ const live = {
   async redraw() {
     plots.known = await (await fetch("figures.json", {cache: "no-store"})).json();
     plots.again();
+    plots.watch();
   },
 
   async exchange() {
@@ -54,11 +55,9 @@ const live = {
     const drawn = Object.fromEntries(all(".plot").filter(place => one(".drawn", place)).map(place => [place.dataset.figure, place]));
     one("main").innerHTML = text;
     for (const place of all(".plot")) if (drawn[place.dataset.figure]) place.replaceWith(drawn[place.dataset.figure]);
-    plots.known = data.read("figures");
     start();
     restore(held);
-    plots.again();
-    plots.watch();
+    await this.redraw();
   },
 };
 

@@ -1,4 +1,4 @@
-"""Colours: seen on white and on dark, told apart by everybody, and not needed in grey."""
+"""Colours: seen on white and on dark, told apart by everybody, and not needed in grey. Ticks: round, few, legible."""
 
 import itertools
 import math
@@ -7,18 +7,22 @@ import pytest
 
 from biphase import CLM, MLM, MNTP
 from biphase.report.figures.description import (
-    FURNITURE,
     NAMES,
     PALETTES,
     SHADES,
     Meaning,
+    from_zero,
     looks,
+    on_log,
     role_of,
-    role_of_way,
+    role_of_path,
+    spaced,
     style_of,
+    thousands,
 )
-from biphase.report.recipes import recipe_of
+from biphase.report.recipes import named, recipe_of
 
+FURNITURE = ("text", "muted", "grid", "background")  # not for series
 LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone; on linear light.
 LOSSES = {
@@ -58,11 +62,6 @@ def seen(colour: str, loss: str) -> tuple[float, float, float]:
         1.9779984951 * long - 2.4285922050 * middle + 0.4505937099 * short,
         0.0259040371 * long + 0.7827717662 * middle - 0.8086757660 * short,
     )
-
-
-def test_the_sample_of_wcag():
-    assert contrast("#ffffff", "#000000") == pytest.approx(21)
-    assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=0.001)
 
 
 def test_both_themes_know_the_same_roles():
@@ -149,7 +148,7 @@ def test_what_is_trained_on_is_dotted_in_the_hue_of_its_whole_way():
     ],
 )
 def test_the_order_of_objectives_is_the_hue(way, role):
-    assert role_of_way(way) == role
+    assert role_of_path(way) == role
 
 
 def test_roles_come_from_recipes(plan_named):
@@ -163,3 +162,60 @@ def test_roles_come_from_recipes(plan_named):
         "610m-mlm40-dec42k-mlm40-44k": "mlm",
     }
     assert {name: role_of(recipe_of(plan, name)) for name in roles} == roles
+
+
+# ---------------------------------------------------------------- ticks
+
+
+@pytest.mark.parametrize(
+    ("last", "ticks"),
+    [
+        (42_000, (0, 10_000, 20_000, 30_000, 40_000)),
+        (64_000, (0, 20_000, 40_000, 60_000)),
+        (240, (0, 50, 100, 150, 200)),
+        (1, (0, 0.2, 0.4, 0.6, 0.8, 1)),
+        (0, (0,)),
+    ],
+)
+def test_from_zero(last, ticks):
+    assert from_zero(last) == pytest.approx(ticks)
+
+
+@pytest.mark.parametrize(
+    ("values", "ticks"),
+    [
+        ((2.4e9, 9.9e10), (5e9, 1e10, 2e10, 5e10)),
+        ((1, 100), (1, 3, 10, 30, 100)),
+        ((1, 1e5), (1, 10, 100, 1e3, 1e4, 1e5)),
+        ((1, 1e9), (1, 100, 1e4, 1e6, 1e8)),
+        ((float("nan"),), ()),
+    ],
+)
+def test_on_log(values, ticks):
+    assert on_log(values) == pytest.approx(ticks)
+
+
+def test_labels_that_would_touch_are_left_out():
+    assert spaced((0, 2, 12, 22), "abcd", 0.2) == ("a", "", "c", "d")
+    assert spaced((1, 2, 10, 100), "abcd", 0.2, log=True) == ("a", "", "c", "d")
+    assert spaced((), "", 0.2) == ()
+
+
+@pytest.mark.parametrize(
+    ("label", "words"),
+    [
+        ("clm", "CLM"),
+        ("mlm 40%", "MLM 40%"),
+        ("mlm40", "MLM 40%"),
+        ("mlm37.5", "MLM 37.5%"),
+        ("mntp 40→20%", "MNTP 40→20%"),
+        ("mlm 15% 80/10/10", "MLM 15% 80/10/10"),
+    ],
+)
+def test_objectives_as_figures_write_them(label, words):
+    assert named(label) == words
+
+
+@pytest.mark.parametrize(("steps", "words"), [(42_000, "42k"), (240, "240"), (1_500, "1,500"), (0, "0")])
+def test_steps_in_thousands_where_nothing_is_lost(steps, words):
+    assert thousands(steps) == words

@@ -1,4 +1,4 @@
-"""The verbs as a user types them: one clear line for a mistake, exit codes, nothing slow on the light ones."""
+"""The verbs as a user types them: results, one line for a mistake, exit codes, and no heavy imports for light verbs."""
 
 import json
 import os
@@ -13,6 +13,9 @@ from typer.testing import CliRunner
 
 from biphase import cli
 from biphase.errors import SpecError
+from biphase.store import read_json
+
+ROOT = Path(__file__).parents[2]
 
 STUDY = '''
 """Do the verbs work?"""
@@ -49,28 +52,14 @@ def biphase(*arguments, code=0):
     return done.stdout
 
 
-def refused(*arguments):
-    """Run a verb as a process and expect a refusal; gives its one line."""
-    done = subprocess.run(
-        [sys.executable, "-m", "biphase", *map(str, arguments)], capture_output=True, text=True
-    )
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    lines = done.stderr.strip().splitlines()
-    assert len(lines) == 1, lines
-    assert lines[0].startswith("error: ")
-    assert done.stdout == ""
-    return lines[0]
-
-
-def test_no_text_of_a_study_or_a_path_acts_on_the_terminal(study, tmp_path):
+def test_control_characters_of_a_study_or_a_path_are_escaped(study, verb, tmp_path):
     study.write_text(study.read_text().replace("Do the verbs work?", r"\x1b]0;owned\x07 Do they?"))
     (tmp_path / "store").mkdir()
-    for verb in ("plan", "report"):
-        told = biphase(verb, study, "--store", tmp_path / "store")
-        assert r"\x1b]0;owned\x07 Do they?" in told
-        assert "\x1b" not in told
-    assert r"\x1b[2J.py" in refused("plan", tmp_path / "\x1b[2J.py")
+    for name in ("plan", "report"):
+        printed = biphase(name, study, "--store", tmp_path / "store")
+        assert r"\x1b]0;owned\x07 Do they?" in printed
+        assert "\x1b" not in printed
+    assert r"\x1b[2J.py" in verb("plan", tmp_path / "\x1b[2J.py")[2]
 
 
 def planned_json(study, store):
@@ -89,14 +78,14 @@ def test_plan_run_status_plan(study, store):
     assert "masked 40%" in ran
     assert "knows only how often each token occurs" in ran
     boards = sorted(path.name for path in (store.studies / "verbs" / "tensorboard").iterdir())
-    keys = [state["key"][:6] for state in json.loads(planned_json(study, store))["jobs"]]
+    keys = [job["key"][:6] for job in json.loads(planned_json(study, store))["jobs"]]
     assert sorted(name.split(", ")[-1] for name in boards) == sorted(keys)
     assert any(name.startswith("two, mlm 40% ") for name in boards), boards
 
     status = biphase("status", study, "--store", store.root)
     assert "5/5 training jobs" in status
     read = json.loads(biphase("status", study, "--store", store.root, "--json"))
-    assert {state["standing"] for state in read["jobs"]} == {"done"}
+    assert {job["standing"] for job in read["jobs"]} == {"done"}
     assert set(read["heldout"]) == {"clm", "two"}
     assert "5" in read["heldout"]["clm"]
 
@@ -106,18 +95,18 @@ def test_plan_run_status_plan(study, store):
     assert "all 5 training jobs are done" in again
 
 
-def test_only_takes_names_and_refuses_strangers(study, store):
+def test_only_restricts_pretraining(study, store):
     biphase("run", study, "--store", store.root, "--quiet", "--only", "two")
     done = json.loads(biphase("plan", study, "--store", store.root, "--json"))["done"]
     assert len(done) == 3
-    assert "did you mean 'two'?" in refused("run", study, "--store", store.root, "--only", "twos")
 
 
-def test_for_stops_cleanly_and_says_how_to_go_on(corpus, tmp_path, store):
+def test_a_time_limit_stops_with_a_checkpoint(corpus, tmp_path, store):
     path = tmp_path / "long.py"
     path.write_text(STUDY.format(source=corpus.source, steps=100_000, rest=100_000))
     said = biphase("run", path, "--store", store.root, "--quiet", "--for", "0.3s", "--only", "clm")
-    assert "nothing lost. To go on: biphase run" in said
+    assert "nothing lost" in said
+    assert f"biphase run {path}" in said
     assert len(list(store.checkpoints.iterdir())) in (1, 2)
 
 
@@ -125,61 +114,37 @@ def test_for_stops_cleanly_and_says_how_to_go_on(corpus, tmp_path, store):
 def test_a_signal_stops_after_the_current_step_with_a_checkpoint(corpus, tmp_path, store, number):
     path = tmp_path / "long.py"
     path.write_text(STUDY.format(source=corpus.source, steps=1_000_000, rest=6))
-    command = [
-        sys.executable,
-        "-m",
-        "biphase",
-        "run",
-        path,
-        "--store",
-        store.root,
-        "--only",
-        "clm",
-        "--checkpoint",
-        "5",
-    ]
+    words = ["run", path, "--store", store.root, "--only", "clm", "--checkpoint", "5"]
+    command = [sys.executable, "-m", "biphase", *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
     while not list(store.checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
         time.sleep(0.1)
     child.send_signal(number)
-    out, said = child.communicate(timeout=30)
-    assert child.returncode == 0, said
-    assert "stopping after this step" in said
+    out, err = child.communicate(timeout=30)
+    assert child.returncode == 0, err
+    assert "after this step" in err
     assert "nothing lost" in out
-    kept = [
-        json.loads(place.read_text())["progress"]["step"]
-        for place in store.checkpoints.glob("*/checkpoint.json")
-    ]
-    assert max(kept) >= 5
+    checkpoints = map(read_json, store.checkpoints.glob("*/checkpoint.json"))
+    assert max(checkpoint["progress"]["step"] for checkpoint in checkpoints) >= 5
     assert not list(store.leases.glob("*.lease"))
     assert not list(store.attempts.iterdir())
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
+    ("words", "fact"),
     [
-        (("plan", "no_such_study.py"), "no file no_such_study.py"),
-        (("run", "README.md"), "a study is a Python file"),
-        (("tokenize", "finweb-edu"), "did you mean 'fineweb-edu'?"),
-        (("tokenize", "README.md"), "--tokenizer"),
-        (("tokenize", "README.md", "--tokenizer", "bpe:many"), "bpe:32000"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
-)
-def test_mistakes_get_one_line(arguments, words, tmp_path):
-    assert words in refused(*arguments)
-
-
-def test_more_mistakes_get_one_line(study, store):
-    assert "there is no device 'h20'; did you mean 'h200'?" in refused("plan", study, "--device", "h20")
-    assert "90s, 9m or 2h" in refused("run", study, "--store", store.root, "--for", "soon")
-    assert "90s, 9m or 2h" in refused("run", study, "--store", store.root, "--checkpoint", "0")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
+        (["plan", "no_such_study.py"], "no_such_study.py"),
+        (["run", "README.md"], "README.md"),
+        (["tokenize", "finweb-edu"], "'fineweb-edu'"),
+        (["tokenize", "README.md"], "--tokenizer"),
+        (["tokenize", "README.md", "--tokenizer", "bpe:many"], "bpe:32000"),
+        (["plan", "STUDY", "--device", "h20"], "'h200'"),
+        (["run", "STUDY", "--for", "soon"], "9m"),
+        (["run", "STUDY", "--checkpoint", "0"], "9m"),
+        (["run", "STUDY", "--only", "twos"], "'two'"),
+        (["run", "STUDY", "--processes", "9"], "--processes 8"),
+        (["run", "STUDY", "--store", "/dev/null/x"], "--store"),
         (["plan", "x.py", "--sore", "x"], "--store"),
         (["plan"], "STUDY"),
         (["plan", "x.py", "y.py"], "y.py"),
@@ -190,25 +155,27 @@ def test_more_mistakes_get_one_line(study, store):
         (["raport", "x.py"], "report"),
         (["ledger", "wrap"], "wrap"),
     ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_the_option_parser_refuses_is_one_line_too(verb, words, said):
-    code, out, told = verb(*words)
+def test_a_mistake_is_refused_in_one_line(verb, study, store, monkeypatch, words, fact):
+    monkeypatch.setenv("BIPHASE_STORE", str(store.root))
+    monkeypatch.chdir(ROOT)
+    code, out, err = verb(*(str(study) if word == "STUDY" else word for word in words))
     assert (code, out) == (2, "")
-    assert told.count("\n") == 1
-    assert told.startswith("error: ")
-    assert said in told
-    assert "--help" in told
+    assert err.count("\n") == 1
+    assert err.startswith("error: ")
+    assert fact in err
 
 
 @pytest.mark.parametrize("words", [[], ["ledger"]])
 def test_without_a_verb_the_help_is_shown(verb, words):
-    code, out, told = verb(*words)
+    code, out, err = verb(*words)
     assert code == 2
-    assert "Usage: " in out + told
-    assert "error: " not in told
+    assert "Usage: " in out + err
+    assert "error: " not in err
 
 
-def test_a_failed_job_gives_exit_code_one(study, store, monkeypatch):
+def test_a_failed_job_has_exit_code_1(study, store, monkeypatch):
     from biphase.training.pretrain import Pretraining
 
     def fails(self):
@@ -220,7 +187,7 @@ def test_a_failed_job_gives_exit_code_one(study, store, monkeypatch):
     assert "no luck" in biphase("status", study, "--store", store.root)
 
 
-def test_tokenize_says_what_it_made(corpus, tmp_path):
+def test_tokenize_describes_its_shards(corpus, tmp_path):
     made = biphase(
         "tokenize", corpus.source, "--tokenizer", "bpe:300", "--store", tmp_path / "s", "--processes", 1
     )
@@ -229,7 +196,7 @@ def test_tokenize_says_what_it_made(corpus, tmp_path):
     assert biphase("tokenize", corpus.source, "--tokenizer", "bpe:300", "--store", tmp_path / "s") == made
 
 
-def test_doctor_examines_this_machine(tmp_path):
+def test_doctor_checks_this_machine(tmp_path):
     done = CliRunner().invoke(cli.app, ["doctor", "--store", str(tmp_path), "--json"])
     assert done.exit_code in (0, 1)
     assert any("torch" in finding["name"] for finding in json.loads(done.stdout))
@@ -238,9 +205,9 @@ def test_doctor_examines_this_machine(tmp_path):
 LIGHT = [  # what a verb is typed with, and what it may import of numbers
     (["--help"], set()),
     (["plan", "studies/paper.py", "--store", "OUT"], {"numpy", "scipy"}),
-    (
+    (  # the page's script comes from vl_convert
         ["report", "studies/quickstart.py", "--store", "OUT", "--no-print"],
-        {"numpy", "scipy"},
+        {"numpy", "scipy", "vl_convert"},
     ),
 ]
 
@@ -248,22 +215,19 @@ LIGHT = [  # what a verb is typed with, and what it may import of numbers
 @pytest.mark.parametrize(("arguments", "allowed"), LIGHT, ids=[arguments[0] for arguments, _ in LIGHT])
 def test_light_verbs_import_nothing_heavy(arguments, allowed, tmp_path):
     arguments = [str(tmp_path) if one == "OUT" else one for one in arguments]
-    heavy = {"torch", "numpy", "scipy", "transformers", "pyarrow", "tokenizers", "matplotlib"} - allowed
+    heavy = {"torch", "numpy", "scipy", "transformers", "pyarrow", "tokenizers", "vl_convert"} - allowed
     code = (
         "import sys\nfrom biphase import cli\ntry:\n    cli.app(sys.argv[1:])\nexcept SystemExit: pass\n"
         f"heavy = {sorted(heavy)} \n"
         "assert not set(heavy) & set(sys.modules), set(heavy) & set(sys.modules)"
     )
-    root = Path(__file__).parents[1]
     began = time.monotonic()
-    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=root)
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    assert (
-        time.monotonic() - began < 10
-    )  # 0.2, 1.5 and 2 s on an idle machine; this bound only catches the absurd
+    assert time.monotonic() - began < 10  # 0.2, 1.5 and 2 s on an idle machine
 
 
-def test_the_store_may_be_named_by_the_environment(study, store):
+def test_the_environment_may_name_the_store(study, store):
     done = subprocess.run(
         [sys.executable, "-m", "biphase", "plan", study, "--json"],
         capture_output=True,
@@ -273,10 +237,6 @@ def test_the_store_may_be_named_by_the_environment(study, store):
     )
     assert json.loads(done.stdout)["done"] == []
     assert store.root.joinpath("corpora").exists()
-
-
-def test_an_unusable_store_gets_one_line(study):
-    assert "choose another --store" in refused("run", study, "--store", "/dev/null/x")
 
 
 @pytest.mark.parametrize(
@@ -292,35 +252,29 @@ def test_an_unusable_store_gets_one_line(study):
     ],
     ids=lambda words: " ".join(words[:2]),
 )
-def test_a_store_that_is_not_there_is_said_to_be_not_there_and_is_not_made(
-    words, verb, study, store, tmp_path
-):
+def test_a_missing_store_is_refused_and_not_created(words, verb, study, store, tmp_path):
     store.studies.mkdir()
     mistyped = store.root.with_name("stroe")
     out = tmp_path / "out"
-    typed = [{"STUDY": study, "OUT": out}.get(one, one) for one in words]
-    code, printed, told = verb(*typed, "--store", mistyped)
+    typed = [{"STUDY": study, "OUT": out}.get(word, word) for word in words]
+    code, printed, err = verb(*typed, "--store", mistyped)
     assert (code, printed) == (2, "")
-    assert told.count("\n") == 1
-    assert str(mistyped) in told
-    assert f"--store {store.root}" in told, "the one that was probably meant"
+    assert err.count("\n") == 1
+    assert str(mistyped) in err
+    assert f"--store {store.root}" in err, "a store of a similar name is suggested"
     assert not mistyped.exists()
     assert not out.exists()
     other = store.root.with_name("of-another-kind")
-    code, _, told = verb(*typed, "--store", other)
+    code, _, err = verb(*typed, "--store", other)
     assert code == 2
-    assert str(store.root) not in told.replace(str(other), ""), "one of a quite different name is not meant"
+    assert str(store.root) not in err.replace(str(other), ""), "one of another name is not"
 
 
-def test_planning_makes_no_store(verb, study, tmp_path):
+def test_plan_creates_no_store(verb, study, tmp_path):
     code, out, _ = verb("plan", study, "--store", tmp_path / "new")
     assert code == 0
     assert "nothing computed yet" in out
     assert not (tmp_path / "new").exists()
-
-
-def test_more_processes_than_rows_are_refused_before_any_starts(study, store):
-    assert "type --processes 8" in refused("run", study, "--store", store.root, "--processes", "9")
 
 
 # ---------------------------------------------------------------- a study that is fine-tuned
@@ -369,11 +323,11 @@ def tuned(corpus, tmp_path):
     return write
 
 
-def leaf_stamps(store):
+def trial_stamps(store):
     return {path: path.stat().st_mtime_ns for path in store.trials.glob("*/*")}
 
 
-def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
+def test_a_study_is_fine_tuned_once(tuned, store):
     study = tuned()
     planned = biphase("plan", study, "--store", store.root)
     assert "16 fine-tunings · 24 scores" in planned
@@ -385,7 +339,7 @@ def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
     assert "intervals are over 2 fine-tuning seeds" in ran
     for task in ("own", "scifact-mini", "lent"):
         assert sum(line.split()[1:2] == [task] for line in ran.splitlines()) == 2
-    before = leaf_stamps(store)
+    before = trial_stamps(store)
     assert len({path.parent for path in before}) == 24
     assert not list(store.attempts.iterdir())
 
@@ -399,30 +353,30 @@ def test_a_study_is_fine_tuned_whole_and_only_once(tuned, store):
     assert {(one["result"], one["task"], one["done"], one["of"]) for one in read["scores"]} == {
         (result, task, 4, 4) for result in ("clm-3", "clm") for task in ("own", "scifact-mini", "lent")
     }
-    told = json.loads(biphase("plan", study, "--store", store.root, "--json"))
-    assert (told["finetunings"], told["finetunings_done"], told["scores"]) == (16, 16, 24)
+    facts = json.loads(biphase("plan", study, "--store", store.root, "--json"))
+    assert (facts["finetunings"], facts["finetunings_done"], facts["scores"]) == (16, 16, 24)
     assert "all 3 training jobs and 16 fine-tunings computed" in biphase("plan", study, "--store", store.root)
 
     again = biphase("run", store.studies / "tuned" / "plan.json", "--store", store.root, "--quiet")
     assert "all 3 training jobs and 16 fine-tunings are done" in again
-    assert leaf_stamps(store) == before, "nothing is computed a second time"
+    assert trial_stamps(store) == before, "nothing is computed a second time"
     assert f"What they show: biphase report {store.studies / 'tuned' / 'plan.json'}" in again
 
     said = biphase("report", study, "--store", store.root, "--no-print")
     page = store.studies / "tuned" / "report" / "report.html"
     assert f"the page: {page}" in said
-    told = json.loads(biphase("report", study, "--store", store.root, "--out", store.root / "r", "--json"))
-    assert told["scores"] == {"done": 24, "of": 24}
+    facts = json.loads(biphase("report", study, "--store", store.root, "--out", store.root / "r", "--json"))
+    assert facts["scores"] == {"done": 24, "of": 24}
     assert (store.root / "r" / "report.html").read_bytes() == page.read_bytes()
     assert list((store.root / "r" / "figures").glob("*.pdf"))
 
 
-def test_a_machine_without_what_the_page_needs_is_told_so(study, store, monkeypatch):
+def test_report_names_a_missing_package(study, store, monkeypatch):
     from importlib import util
 
     found = util.find_spec
-    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "plotly" else found(name))
-    with pytest.raises(SpecError, match="the page needs plotly, not installed here; type pip install plotly"):
+    monkeypatch.setattr(util, "find_spec", lambda name: None if name == "vl_convert" else found(name))
+    with pytest.raises(SpecError, match="pip install vl-convert-python"):
         biphase("report", study, "--store", store.root)
 
 
@@ -437,7 +391,7 @@ def test_only_restricts_fine_tuning_too(tuned, store):
     assert "1 of 3 training jobs and 8 of 16 fine-tunings done, 3 steps left" in planned
 
 
-def test_for_stops_between_and_within_fine_tunings_and_goes_on(tuned, store):
+def test_time_limits_stop_fine_tunings_and_lose_none(tuned, store):
     study = tuned(steps=8, seeds=4)
     limit, rounds, done = 0.3, 0, 0
     said = "stopped."
@@ -454,7 +408,7 @@ def test_for_stops_between_and_within_fine_tunings_and_goes_on(tuned, store):
     assert len(list(store.trials.iterdir())) == 48
 
 
-def test_a_failed_fine_tuning_gives_exit_code_one_and_is_tried_again(tuned, store):
+def test_a_failed_fine_tuning_has_exit_code_1_and_is_retried(tuned, store):
     study = tuned(seeds=1)
     biphase("run", study, "--store", store.root, "--quiet")
     results = json.loads(biphase("plan", study, "--store", store.root, "--json"))["results"]

@@ -1,34 +1,24 @@
-"""Losses, the tree and the costs: from states on disk, whether or not anything was fine-tuned."""
+"""Losses, repetition, the tree and the costs: from checkpoints on disk, whether or not anything was fine-tuned."""
 
 import itertools
 import json
 import math
+import shutil
 
 import pytest
 
-from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Pretrain, Rows, Stage, Study
+from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Stage, Study
 from biphase.keys import Identities
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.figures import figures, losses, plotly_json
-from biphase.report.figures import plan as plan_module
+from biphase.report.figures import figures, scores, specification, training
+from biphase.report.figures.vega import SCREEN
+from biphase.report.pretraining import gaps
 from biphase.store import Store, publish, write_json
 from biphase.study.plan import make_plan
 
 OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
 SECONDS = 10.0  # of each step
-USUAL = {
-    "start": SIZES["1m"],
-    "corpus": "builtin",
-    "schedule": WSD(1e-3, 2, 4),
-    "packing": Rows(64),
-    "batch_tokens": 128,
-}
-
-
-def small(name, *stages, **fields):
-    usual = {} if isinstance(fields.get("start"), Pretrain) else USUAL
-    return Pretrain(name, stages=stages, **(usual | fields))
 
 
 def compute(plan, store, *, world=1, device="x86_64", only=None):
@@ -64,11 +54,11 @@ def evidence_for(runs, store, grid=None, **how):
 
 
 @pytest.fixture
-def three(tmp_path):
+def three(run, tmp_path):
     runs = [
-        small("clm", Stage(CLM(), 20), keep=(10,)),
-        small("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
-        small("mlm", Stage(MLM(0.4), 20)),
+        run("clm", Stage(CLM(), 20), keep=(10,)),
+        run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        run("mlm", Stage(MLM(0.4), 20)),
     ]
     return evidence_for(runs, Store(tmp_path))
 
@@ -77,16 +67,16 @@ def three(tmp_path):
 
 
 def test_training_losses_are_drawn_once_and_never_joined_across_objectives(three):
-    training = losses.losses_figure(three).panels[0]
-    lines = {(one.name, one.x[0], one.x[-1]) for one in training.series}
+    panel = training.losses_figure(three).panels[0]
+    lines = {(one.name, one.x[0], one.x[-1]) for one in panel.series}
     # What `both` shares with `clm` is drawn with `clm`; its own part begins with MLM.
     assert lines == {("CLM", 1, 20), ("CLM → MLM 40%", 11, 20), ("MLM 40%", 1, 20)}
-    clm = next(one for one in training.series if one.name == "CLM")
+    clm = next(one for one in panel.series if one.name == "CLM")
     assert list(clm.y) == pytest.approx([10 - step / 10 for step in range(1, 21)])
 
 
 def test_heldout_losses_begin_where_their_run_leaves_another(three):
-    figure = losses.losses_figure(three)
+    figure = training.losses_figure(three)
     assert [panel.title for panel in figure.panels] == ["Training", "Held out, CLM", "Held out, MLM 40%"]
     causal = {one.name: one for one in figure.panels[1].series}
     assert causal["CLM"].x == (5, 10, 15, 20)
@@ -97,15 +87,15 @@ def test_heldout_losses_begin_where_their_run_leaves_another(three):
     assert [one.name for one in figure.entries] == ["CLM", "CLM → MLM 40%", "MLM 40%"]
 
 
-def test_colours_are_objectives_in_whatever_order_runs_come(tmp_path):
+def test_colours_are_objectives_in_whatever_order_runs_come(run, tmp_path):
     """A trunk is CLM also where the first run that has it goes on with MLM."""
     runs = [
-        small("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
-        small("clm", Stage(CLM(), 20)),
-        small("mlm", Stage(MLM(0.4), 20)),
+        run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        run("clm", Stage(CLM(), 20)),
+        run("mlm", Stage(MLM(0.4), 20)),
     ]
     for number, order in enumerate(itertools.permutations(runs)):
-        figure = losses.losses_figure(evidence_for(order, Store(tmp_path / str(number))))
+        figure = training.losses_figure(evidence_for(order, Store(tmp_path / str(number))))
         for panel in figure.panels:
             spans = {(one.look.role, one.x[0] < 10, one.x[-1]) for one in panel.series}
             assert {role for role, first, _ in spans if first} == {"clm", "mlm"}
@@ -116,11 +106,11 @@ def test_colours_are_objectives_in_whatever_order_runs_come(tmp_path):
             }
 
 
-def test_splits_have_shades_of_one_colour_and_names_of_their_own(tmp_path):
-    runs = [small(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in (5, 10, 15)]
-    base = small("clm", Stage(CLM(), 20))
-    figure = losses.losses_figure(
-        evidence_for([*runs, base, small("on", Stage(MLM(0.4), 10), start=base)], Store(tmp_path))
+def test_splits_have_shades_of_one_colour_and_names_of_their_own(run, tmp_path):
+    runs = [run(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in (5, 10, 15)]
+    base = run("clm", Stage(CLM(), 20))
+    figure = training.losses_figure(
+        evidence_for([*runs, base, run("on", Stage(MLM(0.4), 10), start=base)], Store(tmp_path))
     )
     looks = {one.name: one.look for one in figure.entries}
     shares = [looks[f"CLM → MLM 40%, {share}% causal"] for share in (25, 50, 75)]
@@ -131,40 +121,40 @@ def test_splits_have_shades_of_one_colour_and_names_of_their_own(tmp_path):
     )
 
 
-def test_runs_that_differ_in_what_no_recipe_tells_have_their_names(tmp_path):
+def test_runs_that_differ_in_what_no_recipe_tells_have_their_names(run, tmp_path):
     runs = [
-        small("a", Stage(CLM(), 20)),
-        small("b", Stage(CLM(), 20), schedule=WSD(2e-3, 2, 4)),
-        small("m", Stage(MLM(0.4), 20)),
+        run("a", Stage(CLM(), 20)),
+        run("b", Stage(CLM(), 20), schedule=WSD(2e-3, 2, 4)),
+        run("m", Stage(MLM(0.4), 20)),
     ]
-    figure = losses.losses_figure(evidence_for(runs, Store(tmp_path)))
+    figure = training.losses_figure(evidence_for(runs, Store(tmp_path)))
     assert [(one.name, one.look.role) for one in figure.entries] == [("a", "clm"), ("b", "clm"), ("m", "mlm")]
     assert len({one.look.colour for one in figure.entries}) == 3
 
 
 def test_switches_and_decays_are_uprights_with_words_in_the_first_panel(three):
-    figure = losses.losses_figure(three)
+    figure = training.losses_figure(three)
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(10, "→ MLM 40%"), (16, "decay")]
     assert [(one.x, one.label) for one in figure.panels[1].verticals] == [(10, ""), (16, "")]
 
 
-def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(tmp_path):
+def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, tmp_path):
     store = Store(tmp_path)
-    runs = [small("clm", Stage(CLM(), 20), keep=(10,)), small("mlm", Stage(MLM(0.4), 20))]
+    runs = [run("clm", Stage(CLM(), 20), keep=(10,)), run("mlm", Stage(MLM(0.4), 20))]
     plan = make_plan(Study("s", tuple(runs)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
-    figure = losses.losses_figure(gather(plan, store))
+    figure = training.losses_figure(gather(plan, store))
     (line,) = figure.panels[0].series
     assert line.x[-1] == 10
     assert "Not complete: clm." in figure.caption
     assert not figure.panels[0].verticals  # the decay lies ahead
 
 
-def test_live_losses_reach_further_than_what_is_saved(tmp_path):
+def test_live_losses_reach_further_than_what_is_saved(run, tmp_path):
     from biphase.study.ledger import live_file
 
     store = Store(tmp_path)
-    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
+    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
     key = next(job.key for job in plan.jobs.values() if job.span == (10, 16))
     place = live_file(plan, store, key)
@@ -172,18 +162,18 @@ def test_live_losses_reach_further_than_what_is_saved(tmp_path):
     lines = [{"step": step, "loss": 1.0, "objective": "clm", "tokens": 0} for step in range(1, 15)]
     place.write_text("".join(json.dumps(line) + "\n" for line in lines))
     evidence = gather(plan, store)
-    last = [losses.losses_figure(evidence, live=live).panels[0].series[0].x[-1] for live in (False, True)]
+    last = [training.losses_figure(evidence, live=live).panels[0].series[0].x[-1] for live in (False, True)]
     assert last == [10, 14]
 
 
 @pytest.mark.parametrize(("ratios", "told"), [((20, 40, 50), True), ((10, 20, 30, 40, 50, 60), False)])
-def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(tmp_path, ratios, told):
+def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(run, tmp_path, ratios, told):
     runs = [
-        small(f"{size}-m{r}", Stage(MLM(r / 100), 20), start=SIZES[size])
+        run(f"{size}-m{r}", Stage(MLM(r / 100), 20), start=SIZES[size])
         for size in ("1m", "2m")
         for r in ratios
     ]
-    figure = losses.losses_figure(evidence_for(runs, Store(tmp_path)))
+    figure = training.losses_figure(evidence_for(runs, Store(tmp_path)))
     legend = {one.name: one.look for one in figure.entries}
     names = [f"MLM {r}%, {size}" for size in ("1m", "2m") for r in ratios] if told else ["MLM, 1m", "MLM, 2m"]
     assert list(legend) == names
@@ -193,16 +183,16 @@ def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(tmp_path,
     assert {one.look.colour for one in curves if one.name.endswith("1m")} == {
         one.look.colour for one in curves if one.name.endswith("2m")
     }
-    assert "Thicker lines: larger models." in figure.caption
+    assert "Thicker lines" in figure.caption
 
 
-def test_only_the_commonest_steps_are_marked(tmp_path):
-    runs = [small(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in range(3, 13)]
-    figure = losses.losses_figure(evidence_for(runs, Store(tmp_path)))
+def test_only_the_commonest_steps_are_marked(run, tmp_path):
+    runs = [run(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in range(3, 13)]
+    figure = training.losses_figure(evidence_for(runs, Store(tmp_path)))
     marked = [one.x for one in figure.panels[0].verticals]
     assert len(marked) == 6
     assert 16 in marked  # where all of them decay
-    assert "Of 11 such steps the 6 commonest are marked." in figure.caption
+    assert "Of 11" in figure.caption
 
 
 # ---------------------------------------------------------------- the tree
@@ -222,7 +212,7 @@ def segments(series):
 
 def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
     plan = paper[0].plan
-    (panel,) = plan_module.tree_figure(paper[0]).panels
+    (panel,) = training.tree_figure(paper[0]).panels
     lines = {one.name: one for one in panel.series if one.draws == "line"}
     drawn = [span for name in lines if name != "joints" for span in segments(lines[name])]
     assert sorted(span[:2] for span in drawn) == sorted(job.span for job in plan.jobs.values())
@@ -235,7 +225,7 @@ def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
 
 
 def test_no_two_pieces_lie_upon_each_other(paper):
-    (panel,) = plan_module.tree_figure(paper[0]).panels
+    (panel,) = training.tree_figure(paper[0]).panels
     rows: dict[float, list[tuple[float, float]]] = {}
     for one in panel.series:
         if one.draws == "line" and one.name != "joints":
@@ -253,7 +243,7 @@ def test_no_two_pieces_lie_upon_each_other(paper):
 
 
 def test_names_of_a_row_do_not_cover_what_follows_on_it(paper):
-    (panel,) = plan_module.tree_figure(paper[0]).panels
+    (panel,) = training.tree_figure(paper[0]).panels
     last = {}
     for one in panel.series:
         if one.draws == "line" and one.name != "joints":
@@ -267,20 +257,20 @@ def test_names_of_a_row_do_not_cover_what_follows_on_it(paper):
 
 
 def test_the_tree_tells_what_is_done(three, tmp_path):
-    figure = plan_module.tree_figure(three)
-    assert "Filled marks are computed: 7 of 7." in figure.caption
-    assert "(50 steps instead of 60)" in figure.caption
+    figure = training.tree_figure(three)
+    assert "7 of 7" in figure.caption
+    assert "(50 steps" in figure.caption
     hollow = [one.look.hollow for one in figure.panels[0].series if one.draws == "points"]
     assert hollow == [False]
     store = Store(tmp_path / "other")
     half = gather(three.plan, store)
     assert [
-        one.look.hollow for one in plan_module.tree_figure(half).panels[0].series if one.draws == "points"
+        one.look.hollow for one in training.tree_figure(half).panels[0].series if one.draws == "points"
     ] == [True]
 
 
 def test_decays_are_lighter_and_colours_are_objectives(three):
-    looks = {one.name: one.look for one in plan_module.tree_figure(three).panels[0].series if one.legend}
+    looks = {one.name: one.look for one in training.tree_figure(three).panels[0].series if one.legend}
     assert {name: (look.role, look.shade) for name, look in looks.items()} == {
         "CLM": ("clm", ""),
         "CLM, decay": ("clm", "-soft"),
@@ -292,34 +282,37 @@ def test_decays_are_lighter_and_colours_are_objectives(three):
     assert looks["CLM, decay"].width < looks["CLM"].width
 
 
-def test_checkpoints_on_a_row_are_named_by_their_steps(tmp_path):
+def test_checkpoints_on_a_row_are_named_by_their_steps(run, tmp_path):
     store = Store(tmp_path)
-    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 100), keep=(10, 12, 40)),)), OUTSIDE)
-    (panel,) = plan_module.tree_figure(gather(plan, store)).panels
+    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 100), keep=(10, 12, 40)),)), OUTSIDE)
+    (panel,) = training.tree_figure(gather(plan, store)).panels
     above = next(one for one in panel.series if one.side == "above")
     assert above.labels == ("10", "40")  # 12 is too near to 10
     assert above.x == (10, 40)
 
 
-def test_a_shared_trunk_names_its_checkpoints_by_steps_too(tmp_path):
+def test_a_shared_trunk_names_its_checkpoints_by_steps_too(run, tmp_path):
     runs = (
-        small("both", Stage(CLM(), 60), Stage(MLM(0.4), 40)),
-        small("clm", Stage(CLM(), 100), keep=(20,)),
+        run("both", Stage(CLM(), 60), Stage(MLM(0.4), 40)),
+        run("clm", Stage(CLM(), 100), keep=(20,)),
     )
-    (panel,) = plan_module.tree_figure(gather(make_plan(Study("s", runs), OUTSIDE), Store(tmp_path))).panels
+    (panel,) = training.tree_figure(gather(make_plan(Study("s", runs), OUTSIDE), Store(tmp_path))).panels
     assert next(one for one in panel.series if one.side == "above").labels == ("20",)
 
 
 def test_on_a_phone_labels_of_checkpoints_do_not_touch(paper):
-    made = plotly_json(plan_module.tree_figure(paper[0]))
-    (above,) = (one for one in made["data"] if one.get("textposition") == "top center")
-    low, high = made["narrow"]["xaxis"]["range"]
-    pixels = (366 - 52 - 14) / (high - low)
-    shown = [one for one in zip(above["x"], above["y"], above["meta"]["narrow"], strict=True) if one[2]]
-    assert 0 < len(shown) < len(above["text"])
-    for (x, row, text), (other, its_row, its_text) in itertools.pairwise(shown):
-        if row == its_row:
-            assert (other - x) * pixels > 6 * (len(text) + len(its_text)) / 2
+    figure = training.tree_figure(paper[0])
+    (panel,) = figure.panels
+    place = next(n for n, series in enumerate(panel.series) if series.side == "above")
+    rows = next(one["values"] for one in specification(figure)["data"] if one["name"] == f"series-0-{place}")
+    shown = [row for row in rows if "crowded" not in row]
+    assert 0 < len(shown) < len(rows)
+    low, high = panel.x.range
+    pixels = (366 - panel.label_room * SCREEN.letter) / (high - low)
+    for before, after in itertools.pairwise(shown):
+        if before["y"] == after["y"]:
+            letters = (len(before["label"]) + len(after["label"])) / 2
+            assert (after["x"][0] - before["x"][0]) * pixels > 6 * letters
 
 
 # ---------------------------------------------------------------- costs
@@ -335,16 +328,16 @@ def amounts(panel):
     return found
 
 
-def test_costs_are_seconds_times_devices(tmp_path):
-    base = small("clm", Stage(CLM(), 20))
+def test_costs_are_seconds_times_devices(run, tmp_path):
+    base = run("clm", Stage(CLM(), 20))
     runs = [
         base,
-        small("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
-        small("mlm", Stage(MLM(0.2), 20)),
-        small("odd", Stage(MNTP(0.4), 20)),
-        small("more", Stage(MLM(0.4), 10), start=base),
+        run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
+        run("mlm", Stage(MLM(0.2), 20)),
+        run("odd", Stage(MNTP(0.4), 20)),
+        run("more", Stage(MLM(0.4), 10), start=base),
     ]
-    figure = plan_module.costs_figure(evidence_for(runs, Store(tmp_path), world=72, device="NVIDIA H200"))
+    figure = training.costs_figure(evidence_for(runs, Store(tmp_path), world=72, device="NVIDIA H200"))
     (panel,) = figure.panels
     assert panel.x.title == "GPU-hours"
     # 10 seconds a step on 72 devices: a fifth of an hour. The trunk that two share counts once.
@@ -366,32 +359,114 @@ def test_costs_are_seconds_times_devices(tmp_path):
 
 
 def test_a_cpu_has_no_gpu_hours_and_short_work_is_told_in_minutes(three):
-    (panel,) = plan_module.costs_figure(three).panels
+    (panel,) = training.costs_figure(three).panels
     assert panel.x.title == "minutes"
     assert amounts(panel)["CLM"] == pytest.approx(200 / 60)
 
 
-def test_what_has_no_times_is_said(tmp_path):
+def test_what_has_no_times_is_said(run, tmp_path):
     store = Store(tmp_path)
-    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
+    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
     compute(plan, store, only={plan.results["clm-10"]})
     assert (
         "2 training jobs of 3 not computed, or without times."
-        in plan_module.costs_figure(gather(plan, store)).caption
+        in training.costs_figure(gather(plan, store)).caption
     )
 
 
-def test_finetuning_stands_beside_pretraining_by_task(evidence_of, tmp_path):
+def test_finetuning_stands_beside_pretraining_by_task(run, evidence_of, tmp_path):
     grid = Finetune((CATALOG["sst2"], CATALOG["conll2003"]), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
-    plan = make_plan(Study("s", (small("clm", Stage(CLM(), 20)),), grid), OUTSIDE)
+    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20)),), grid), OUTSIDE)
     evidence = evidence_of(plan, Store(tmp_path), lambda model, task: 60.0 if task.name == "sst2" else None)
-    figure = plan_module.costs_figure(evidence)
+    figure = training.costs_figure(evidence)
     (panel,) = figure.panels
     assert panel.title == "Fine-tuning"
     assert amounts(panel) == {"sst2": 6.0}  # six of a minute; the device's name is a GPU's
     assert panel.x.title == "GPU-minutes"
-    assert "6 of 12 fine-tunings not computed." in figure.caption
+    assert "6 of 12" in figure.caption
 
 
 def test_a_study_that_is_not_evaluated_has_losses_tree_and_costs(three):
     assert [one.id for one in figures(three, estimate(three))] == ["losses", "tree", "costs"]
+
+
+# ---------------------------------------------------------------- repetition
+
+
+ROWS = 200  # of the corpus; a step reads two
+
+
+@pytest.fixture
+def several(run, grid, invent, tmp_path):
+    """CLM, MLM, one after the other, and MLM on top of CLM: four epochs, and two more."""
+    clm = run("clm", Stage(CLM(), 400), keep=(100, 300), heldout_every=20)
+    made = Study(
+        "s",
+        (
+            clm,
+            run("mlm", Stage(MLM(0.4), 400), keep=(100, 300), heldout_every=20),
+            run("both", Stage(CLM(), 200), Stage(MLM(0.4), 200), heldout_every=20),
+            run("more", Stage(MLM(0.4), 200), start=clm, heldout_every=20),
+        ),
+        grid("sst2"),
+    )
+    return lambda rows: gather(*invent(made, tmp_path / f"store-{rows}", rows=rows))
+
+
+def test_each_objective_has_a_panel_and_what_is_shared_is_drawn_once(several):
+    figure = training.repetition_figure(several(ROWS))
+    causal, masked = figure.panels
+    assert (causal.title, masked.title) == ("CLM", "MLM 40%")
+    ends = [[(one.name, one.x[0], one.x[-1]) for one in panel.series] for panel in figure.panels]
+    assert ends == [
+        [("CLM", 0.2, 4.0)],
+        [
+            ("MLM 40%", 0.2, 4.0),
+            ("CLM → MLM 40%", pytest.approx(2.2), 4.0),
+            ("CLM → MLM 40%, continued", pytest.approx(4.2), 6.0),
+        ],
+    ]
+    assert [one.x for panel in figure.panels for one in panel.verticals] == [1, 1]
+    assert causal.y.range == masked.y.range  # so that they compare
+    assert causal.y.range[0] < 0 < causal.y.range[1]
+
+
+def test_a_point_is_training_minus_heldout_loss(several):
+    evidence = several(ROWS)
+    (line,) = training.repetition_figure(evidence).panels[0].series
+    known = gaps(evidence.plan, evidence.store, "clm")
+    assert list(line.y) == [one.training - one.heldout for one in known]
+    assert line.hover[0].startswith("clm\nepoch 0.20, step 20\ntraining ")
+    # The synthetic ledger learns by heart: causal text four times as fast as masked text.
+    causal, masked = (panel.series[0].y for panel in training.repetition_figure(evidence).panels)
+    assert causal[-2] < -0.18 < masked[-2] < -0.02
+
+
+def test_it_is_drawn_only_where_a_corpus_was_read_again(several):
+    assert training.repetition_figure(several(0)) is None  # not known
+    assert training.repetition_figure(several(1_300)) is None  # 0.92 epochs
+    assert training.repetition_figure(several(1_145)) is None  # 1.05: a few rows twice
+    assert training.repetition_figure(several(1_000)) is not None
+
+
+def test_a_study_that_has_not_come_so_far_is_not_drawn(run, invent, tmp_path):
+    one = run("clm", Stage(CLM(), 400), keep=(80,), heldout_every=20)
+    plan, store = invent(Study("s", (one,)), tmp_path / "store", rows=ROWS)
+    for key in plan.jobs:
+        if key != plan.results["clm-80"]:
+            shutil.rmtree(store.checkpoints / key)
+    assert training.repetition_figure(gather(plan, store)) is None
+
+
+def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
+    evidence = several(ROWS)
+    figure = scores.efficiency_figure(evidence, estimate(evidence))
+    assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(ROWS * 64, "one epoch")]
+    assert "read once" in figure.caption
+
+
+def test_one_epoch_is_not_marked_where_none_is_complete(several):
+    evidence = several(1_300)
+    figure = scores.efficiency_figure(evidence, estimate(evidence))
+    assert figure.panels[0].verticals == ()
+    assert "read once" not in figure.caption

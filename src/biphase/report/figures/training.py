@@ -1,0 +1,684 @@
+"""The figures of pretraining: losses, memorization, the tree of training jobs, and costs.
+
+Held-out losses use the same rows and masks for all runs, so they are comparable; training losses are comparable only
+within one objective and ratio. A curve changes its style where the run changes its objective: each part has the style
+of the recipe up to its end. Phases that several runs share are drawn once.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+
+from biphase.report.evidence import Evidence
+from biphase.report.figures.description import (
+    NAMES,
+    Axis,
+    Figure,
+    Meaning,
+    Panel,
+    Series,
+    Side,
+    Style,
+    Vertical,
+    from_zero,
+    looks,
+    meaning,
+    objective_name,
+    percent,
+    role_of,
+    role_of_path,
+    spaced,
+    thousands,
+)
+from biphase.report.pretraining import LATELY, Curve, Epochs, JobCost, LossGap, curve, gaps
+from biphase.report.recipes import Recipe, named, recipe_at
+from biphase.specs import Pretrain
+from biphase.study.costs import REPEATED
+from biphase.study.describe import titles
+from biphase.study.plan import Plan, TrainingJob
+from biphase.text import counted, listed, short
+
+BY_NAME = 6  # runs named one by one, if their recipes are equal or they are not complete
+ENTRIES = 10  # of the legend: with more, only objectives and sizes are distinguished
+BEGINNING = 0.02  # share of the steps where losses are too steep to set the scale
+VERTICALS = 6  # vertical lines; more would hide the curves
+LABELS_APART = 0.05  # share of the steps: nearer labels would overlap
+UNSTYLED = Style("other")
+
+
+@dataclass(frozen=True)
+class CurvePart:
+    """A part of a run's curve that no earlier run has, with one sequence of objectives, and its style."""
+
+    curve: Curve
+    begins: int
+    ends: int
+    recipe: Recipe  # at the end of the run, or at the end of the part if another objective follows
+    name: str = ""
+    look: Style = UNSTYLED
+
+    def has(self, step: int) -> bool:
+        return self.begins < step <= self.ends
+
+
+def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
+    """Training and held-out losses over steps, with every change of objective and every decay marked."""
+    parts = curve_parts(evidence, live=live)
+    if not parts:
+        return None
+    last = max(part.curve.steps[-1] for part in parts)
+    verticals = _verticals(parts, last)
+    measured = _measured(parts)
+    training = [series for part in parts for series in _training(part, legend=not measured)]
+    panels = [_loss_panel("Training", "loss, nats per token", training, verticals, last)]
+    for objective in measured:
+        heldout = [series for part in parts if (series := _heldout(part, objective))]
+        unlabelled = tuple(
+            replace(vertical, label="") for vertical in verticals
+        )  # labels only in the first panel
+        panels.append(_loss_panel(f"Held out, {named(objective)}", "", heldout, unlabelled, last))
+    return Figure("losses", "How the losses fell", _losses_caption(parts), tuple(panels))
+
+
+def curve_parts(evidence: Evidence, *, live: bool) -> list[CurvePart]:
+    """The parts of all curves, each once."""
+    plan = evidence.plan
+    parts: list[CurvePart] = []
+    drawn: set[str] = set()
+    for result in (run.name for run in plan.study.runs if run.stages):
+        path = plan.path(plan.results[result])
+        own = [job for job in path if job.key not in drawn]
+        points = curve(plan, evidence.store, result, live=live) if own else None
+        if points and any(step > own[0].span[0] for step in points.steps):
+            drawn |= {job.key for job in path}
+            parts += _parted(plan, points, own)
+    meanings = _meanings(parts)
+    styles = looks([of for _, of in meanings])
+    return [
+        replace(part, name=name, look=look)
+        for part, (name, _), look in zip(parts, meanings, styles, strict=True)
+    ]
+
+
+def _parted(plan: Plan, points: Curve, own: list[TrainingJob]) -> list[CurvePart]:
+    """Split a run's own training jobs where the sequence of objectives grows."""
+    roles = {job.key: role_of_path(before.objective for before in plan.path(job.key)) for job in own}
+    groups = [list(jobs) for _, jobs in groupby(own, key=lambda job: roles[job.key])]
+    return [
+        CurvePart(
+            points, jobs[0].span[0], jobs[-1].span[1], recipe_at(plan, jobs[-1], to_end=jobs is groups[-1])
+        )
+        for jobs in groups
+    ]
+
+
+def _meanings(parts: list[CurvePart]) -> list[tuple[str, Meaning]]:
+    """Name and meaning of each part, as detailed as the legend allows."""
+    recipes = [part.recipe for part in parts]
+    sizes = len({recipe.size for recipe in recipes}) > 1
+    detailed = [
+        (objective_name(recipe), (round(recipe.causal_share, 2), recipe.ratio or 0.0)) for recipe in recipes
+    ]
+    shares = {name: len({share for other, (share, _) in detailed if other == name}) for name, _ in detailed}
+    variants = [
+        (f"{name}, {percent(share)} causal" if shares[name] > 1 else name, (share, ratio))
+        for name, (share, ratio) in detailed
+    ]
+    if len({(name, recipe.size) for (name, _), recipe in zip(variants, recipes, strict=True)}) > ENTRIES:
+        variants = [
+            (NAMES[role_of(recipe)] + (", continued" if recipe.base else ""), (0.0, 0.0))
+            for recipe in recipes
+        ]
+    named_parts = [
+        (f"{name}, {recipe.size}" if sizes else name, meaning(recipe, (*variant, 0)))
+        for (name, variant), recipe in zip(variants, recipes, strict=True)
+    ]
+    ends = [(part.curve.result, of) for part, of in zip(parts, named_parts, strict=True) if part.recipe.final]
+    if len(ends) > BY_NAME or len({of for _, of in ends}) == len(ends):
+        return named_parts
+    number = {result: n for n, (result, _) in enumerate(ends, start=1)}  # the recipes do not distinguish them
+    return [
+        (part.curve.result, replace(of, variant=(*of.variant, number[part.curve.result])))
+        if part.recipe.final
+        else (name, of)
+        for part, (name, of) in zip(parts, named_parts, strict=True)
+    ]
+
+
+def _training(part: CurvePart, *, legend: bool) -> list[Series]:
+    """One line for each objective in turn, since losses of two objectives are not one curve."""
+    points = list(zip(part.curve.steps, part.curve.losses, part.curve.objectives, strict=True))
+    own = [point for point in points if part.has(point[0])]
+    spans = [list(span) for _, span in groupby(own, key=lambda point: point[2])]
+    look = replace(part.look, width=0.6 * part.look.width, dash="solid")
+    lines: list[Series] = []
+    for span in spans:
+        before = [point for point in points if point[0] <= part.begins and point[2] == span[0][2]][-1:]
+        line = [*before, *span] if span is spans[0] else span
+        x, y = tuple(float(point[0]) for point in line), tuple(point[1] for point in line)
+        lines.append(Series(part.name, look, x, y, draws="line", legend=legend))
+    return lines
+
+
+def _heldout(part: CurvePart, objective: str) -> Series | None:
+    measured = part.curve.heldout.get(objective, [])
+    own = [point for point in measured if part.has(point[0])]
+    if not own:
+        return None
+    line = [*[point for point in measured if point[0] <= part.begins][-1:], *own]
+    x, y = tuple(float(step) for step, _ in line), tuple(loss for _, loss in line)
+    hover = tuple(f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}" for step, loss in line)
+    return Series(part.name, part.look, x, y, draws="line", hover=hover)
+
+
+def _measured(parts: list[CurvePart]) -> list[str]:
+    """The objectives that every run was measured by; if there are none, up to three of any."""
+    every = list(dict.fromkeys(objective for part in parts for objective in part.curve.heldout))
+    shared = [
+        objective
+        for objective in every
+        if all(objective in part.curve.heldout for part in parts if part.curve.heldout)
+    ]
+    return (shared or every)[:3]
+
+
+def _loss_panel(
+    title: str, y: str, series: list[Series], verticals: tuple[Vertical, ...], last: int
+) -> Panel:
+    ticks = from_zero(last)
+    return Panel(
+        title,
+        Axis("step", ticks=ticks, labels=spaced(ticks, map(short, ticks), 0.15), range=(0, 1.02 * last)),
+        Axis(y, range=_settled_range(series, BEGINNING * last)),
+        tuple(series),
+        verticals,
+    )
+
+
+def _settled_range(series: Iterable[Series], since: float, *values: float) -> tuple[float, float]:
+    """The range of y from this x on, and of these values, with room around."""
+    settled = [*values, *(y for line in series for x, y in zip(line.x, line.y, strict=True) if x >= since)]
+    low, high = min(settled, default=0.0), max(settled, default=1.0)
+    room = 0.06 * (high - low) or 0.1
+    return low - room, high + room
+
+
+def _curves(parts: list[CurvePart]) -> list[Curve]:
+    return list({part.curve.result: part.curve for part in parts}.values())
+
+
+def _switches(parts: list[CurvePart]) -> dict[int, list[str]]:
+    """Step → the changes of the drawn runs there, one entry for each run."""
+    changes: dict[int, list[str]] = {}
+    for points in _curves(parts):
+        for switch in points.switches:
+            if switch.step <= points.steps[-1]:
+                changes.setdefault(switch.step, []).append(switch.what)
+    return changes
+
+
+def _verticals(parts: list[CurvePart], last: int) -> tuple[Vertical, ...]:
+    """The steps at which most runs switch or decay; labelled where there is room."""
+    changes = _switches(parts)
+    commonest = sorted(changes, key=lambda step: (-len(changes[step]), step))[:VERTICALS]
+    verticals: list[Vertical] = []
+    labelled = -last
+    for step in sorted(commonest):
+        room = step - labelled >= LABELS_APART * last
+        verticals.append(Vertical(float(step), _switch_label(changes[step]) if room else ""))
+        labelled = step if room else labelled
+    return tuple(verticals)
+
+
+def _switch_label(changes: list[str]) -> str:
+    """A label such as "→ MLM 40%, decay"; without ratios if there are several objectives."""
+    objectives = sorted({change for change in changes if change != "decay"})
+    names = [named(objective) for objective in objectives]
+    if len(names) > 1:
+        names = sorted({name.split()[0] for name in names})
+    return ", ".join([*(f"→ {name}" for name in names), *["decay"] * ("decay" in changes)])
+
+
+def _style_notes(parts: list[CurvePart]) -> list[str]:
+    """What shades and widths mean, if they vary."""
+    shades = max(len({part.look.shade for part in parts if part.look.role == role}) for role in NAMES)
+    notes = ["Shades of one colour, soft to deep: the share of CLM, the masking ratio."] * (shades > 1)
+    return notes + ["Thicker lines: larger models."] * (len({part.look.width for part in parts}) > 1)
+
+
+def _losses_caption(parts: list[CurvePart]) -> str:
+    sentences = [
+        "Training losses are means of neighbouring steps; each objective has its own scale of loss.",
+        "Held-out losses are of the same text and masks for all runs.",
+        "Dotted uprights: another objective, or the decay begins. What runs share is drawn once; colours are objectives in order.",
+    ]
+    switches = len(_switches(parts))
+    if switches > VERTICALS:
+        sentences.append(f"Of {switches} such steps the {VERTICALS} commonest are marked.")
+    sentences += _style_notes(parts)
+    incomplete = [points.result for points in _curves(parts) if not points.complete]
+    if len(incomplete) > BY_NAME:
+        sentences.append(f"{len(incomplete)} runs are not complete.")
+    elif incomplete:
+        sentences.append(f"Not complete: {listed(incomplete)}.")
+    return " ".join(sentences)
+
+
+# ---------------------------------------------------------------- repetition
+# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of
+# the objective in training at that step, so the gaps of two objectives are comparable although their losses are not.
+
+
+SETTLED = 0.1  # epochs before which losses fall too fast to set the scale
+CAPTION = (
+    "Training loss minus held-out loss of the objective that a run trains, over how often it has read its corpus. "
+    "Below 0, what the run trains on is easier to it than what it has never seen; where a line falls further with every "
+    "epoch, the run learns by heart. Where it starts says little: one text is harder than another. Masks are new in each epoch "
+    "while causal targets are the same: repetition favours MLM. The training loss is the mean over the last "
+    f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
+    "these are fewer. Dotted upright: one epoch. What runs share is drawn once."
+)
+
+GapPoint = tuple[float, LossGap]  # epochs, and the gap there
+
+
+def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
+    """The figure of memorization; None unless some run has read its corpus more than once."""
+    plan, epochs = evidence.plan, Epochs(evidence.plan, evidence.store)
+    if not any((epochs.at(run.name) or 0.0) > REPEATED for run in plan.study.runs if run.stages):
+        return None
+    lines: dict[str, list[Series]] = {}
+    objectives: dict[str, set[str]] = {}
+    parts = curve_parts(evidence, live=live)
+    for part in parts:
+        for line in _gap_lines(evidence, epochs, part, live=live):
+            kind = line[0][1].objective.split()[0]
+            lines.setdefault(kind, []).append(_gap_series(part, line))
+            objectives.setdefault(kind, set()).add(line[0][1].objective)
+    every = [series for of_kind in lines.values() for series in of_kind]
+    last = max((x for series in every for x in series.x), default=0.0)
+    if last <= REPEATED:
+        return None  # planned, but not reached yet
+    ticks = from_zero(last)
+    labels = spaced(ticks, (f"{tick:g}" for tick in ticks), 0.1)
+    scale = _settled_range(every, SETTLED, 0.0)  # the same in all panels
+    panels = []
+    for kind, series in lines.items():
+        title = named(min(objectives[kind])) if len(objectives[kind]) == 1 else kind.upper()
+        x = Axis("epochs", ticks=ticks, labels=labels, range=(0, 1.02 * last))
+        y = Axis("" if panels else "training − held out, nats", range=scale)
+        panels.append(Panel(title, x, y, tuple(series), (Vertical(1.0),)))
+    caption = " ".join([CAPTION, *_style_notes(parts)])
+    return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
+
+
+def _gap_lines(evidence: Evidence, epochs: Epochs, part: CurvePart, *, live: bool) -> list[list[GapPoint]]:
+    """The gaps of a part, with the last one before it; split where the objective or corpus changes."""
+    every = [
+        (at, gap)
+        for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live)
+        if (at := epochs.at(part.curve.result, gap.step)) is not None
+    ]
+    shared = [point for point in every if point[1].step <= part.begins][-1:]
+    lines: list[list[GapPoint]] = []
+    for point in (*shared, *(point for point in every if part.has(point[1].step))):
+        before = lines[-1][-1] if lines else None
+        if before and before[1].begins == point[1].begins and before[0] < point[0]:
+            lines[-1].append(point)
+        else:
+            lines.append([point])
+    return [line for line in lines if part.has(line[-1][1].step)]
+
+
+def _gap_series(part: CurvePart, line: list[GapPoint]) -> Series:
+    hover = tuple(
+        f"{part.curve.result}\nepoch {at:.2f}, step {gap.step:,}\n"
+        f"training {gap.training:.4f} − held out {gap.heldout:.4f} = {gap.nats:+.4f}"
+        for at, gap in line
+    )
+    x, y = tuple(at for at, _ in line), tuple(gap.nats for _, gap in line)
+    look = replace(part.look, size=0.6)
+    return Series(part.name, look, x, y, draws="both" if len(line) == 1 else "line", hover=hover)
+
+
+# ---------------------------------------------------------------- tree
+#
+# ────────────┬──────────●╌╌╌╌ result      a row for each path to an end; the longest continuation
+#             │   ┌──────●╌╌╌╌ result      stays on its parent's row, and later branches lie nearer
+#             └───●╌╌╌╌╌╌╌╌╌╌╌ result      to it, so that no line crosses another
+
+
+CHECKPOINT_ROOM = 0.7  # of a row, above one that has checkpoint labels
+CHECKPOINT_ABOVE = 0.18  # of a row: distance of a label from its line
+CHECKPOINT_APART = 0.08  # share of the steps: nearer checkpoint labels are left out
+NAN = float("nan")
+
+
+@dataclass(frozen=True)
+class _TreeJob:
+    job: TrainingJob
+    row: float
+    parent_row: float
+    goes_on: bool  # its row continues after it
+
+    @property
+    def end(self) -> float:
+        return float(self.job.span[1])
+
+    @property
+    def names(self) -> str:
+        return ", ".join(self.job.results)
+
+
+def tree_figure(evidence: Evidence) -> Figure | None:
+    """Which checkpoint is trained from which, over steps, and where the results lie."""
+    plan = evidence.plan
+    if not plan.jobs:
+        return None
+    jobs, starts, rows = _tree(plan)
+    standing = {cost.key: cost.standing for cost in evidence.job_costs}
+    done = sum(state == "done" for state in standing.values())
+    last = max(job.end for job in jobs)
+    series = [
+        _joints(jobs),
+        *_job_lines(plan, jobs, standing),
+        *_results(jobs, standing),
+        *_result_labels(jobs, last),
+        _labels([(0.0, row, name) for row, name in starts], role="muted"),
+    ]
+    ticks = from_zero(last)
+    panel = Panel(
+        "",
+        Axis("step", ticks=ticks, labels=tuple(map(short, ticks)), range=(-0.01 * last, 1.01 * last)),
+        Axis(range=(rows - 0.4, -0.7), shown=False, grid=False),
+        tuple(line for line in series if line.x),
+        rows=math.ceil(rows) + 1,
+        label_room=max(len(job.names) for job in jobs if not job.goes_on) + 3,
+    )
+    caption = (
+        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.job_count, 'training job')}: what begins alike is trained once "
+        f"({plan.steps_to_compute:,} steps instead of {plan.steps_written:,}). Thin: the learning rate comes down. "
+        f"Filled marks are computed: {done} of {plan.job_count}."
+    )
+    return Figure("tree", "What is trained from what", caption, (panel,))
+
+
+def _tree(plan: Plan) -> tuple[list[_TreeJob], list[tuple[float, str]], float]:
+    """Assign training jobs to rows. Returns them, the rows with the names of starts, and the number of rows."""
+    children: dict[str, list[TrainingJob]] = {}
+    for job in plan.jobs.values():
+        children.setdefault(job.parent or job.root, []).append(job)
+    onward = _onward(plan, children)
+    names = titles(list(plan.roots.values()), trained=set(children))
+    jobs: list[_TreeJob] = []
+    starts: list[tuple[float, str]] = []
+    row = 0.0
+    for root in plan.roots:
+        if root not in children:
+            continue  # a published model without further training
+        starts.append((row, names[root]))
+        row += 1
+        for first in children[root]:
+            row = _place_branch(first, row, None, children, onward, jobs)
+    return jobs, starts, row
+
+
+def _onward(plan: Plan, children: dict[str, list[TrainingJob]]) -> dict[str, TrainingJob]:
+    """Job key → the child that continues on its row: the one that reaches furthest without starting a new run."""
+    reach: dict[str, tuple[int, int]] = {}  # job key → the last step on its row, and the number of jobs to it
+    onward: dict[str, TrainingJob] = {}
+    for key, job in reversed(plan.jobs.items()):  # children come before their parents
+        same_run = [child for child in children.get(key, []) if child.first > 0]
+        if same_run:
+            onward[key] = max(same_run, key=lambda child: reach[child.key])
+        end, job_count = reach[onward[key].key] if same_run else (job.span[1], 0)
+        reach[key] = end, job_count + 1
+    return onward
+
+
+def _place_branch(
+    first: TrainingJob,
+    row: float,
+    parent_row: float | None,
+    children: dict[str, list[TrainingJob]],
+    onward: dict[str, TrainingJob],
+    jobs: list[_TreeJob],
+) -> float:
+    """Place a job and its descendants on rows from `row` on; returns the next free row."""
+    trunk = [first]
+    while trunk[-1].key in onward:
+        trunk.append(onward[trunk[-1].key])
+    if any(job.results for job in trunk[:-1]):
+        row += CHECKPOINT_ROOM
+    for job in trunk:
+        begins = parent_row if job is first and parent_row is not None else row
+        jobs.append(_TreeJob(job, row, begins, job is not trunk[-1]))
+    free = row + 1
+    for job in reversed(trunk):  # the last branch lies nearest
+        for child in children.get(job.key, []):
+            if child is not onward.get(job.key):
+                free = _place_branch(child, free, row, children, onward, jobs)
+    return free
+
+
+def _job_lines(plan: Plan, jobs: list[_TreeJob], standing: dict[str, str]) -> list[Series]:
+    """One series for each role, and one for its decays: lines broken between training jobs."""
+    groups: dict[tuple[str, bool], list[_TreeJob]] = {}
+    for job in jobs:
+        role = role_of_path(before.objective for before in plan.path(job.job.key))
+        groups.setdefault((role, job.job.decaying), []).append(job)
+    lines = []
+    for (role, decaying), group in sorted(groups.items()):
+        x: list[float] = []
+        y: list[float] = []
+        hover: list[str] = []
+        for job in group:
+            first, until = job.job.span
+            x += [first, (first + until) / 2, until, NAN]
+            y += [job.row] * 3 + [NAN]
+            hover += [_job_hover(job.job, standing)] * 3 + [""]
+        look = Style(role, "-soft" if decaying else "", width=1.3 if decaying else 2.6)
+        name = f"{NAMES[role]}{', decay' if decaying else ''}"
+        lines.append(Series(name, look, tuple(x), tuple(y), draws="line", hover=tuple(hover)))
+    return lines
+
+
+def _job_hover(job: TrainingJob, standing: dict[str, str]) -> str:
+    first, until = job.span
+    title = f"{job.objective.label} {first:,} → {until:,}{', decaying' if job.decaying else ''}"
+    return "\n".join([title, *job.results, f"{job.key[:8]}, {standing[job.key]}"])
+
+
+def _joints(jobs: list[_TreeJob]) -> Series:
+    """Thin vertical lines from a row to its branches."""
+    branches = [job for job in jobs if job.row != job.parent_row]
+    x = [at for job in branches for at in (job.job.span[0], job.job.span[0], NAN)]
+    y = [row for job in branches for row in (job.parent_row, job.row, NAN)]
+    hover = ("",) * len(x)
+    return Series(
+        "joints", Style("muted", width=0.6), tuple(x), tuple(y), draws="line", hover=hover, legend=False
+    )
+
+
+def _results(jobs: list[_TreeJob], standing: dict[str, str]) -> list[Series]:
+    """A marker at each result; filled if it is computed."""
+    markers = []
+    for computed in (True, False):
+        some = [job for job in jobs if job.job.results and (standing[job.job.key] == "done") is computed]
+        x, y = tuple(job.end for job in some), tuple(job.row for job in some)
+        hover = tuple(_job_hover(job.job, standing) for job in some)
+        look = Style("other", hollow=not computed, size=0.65)
+        markers.append(Series("results", look, x, y, draws="points", hover=hover, legend=False))
+    return markers
+
+
+def _result_labels(jobs: list[_TreeJob], last: float) -> list[Series]:
+    """Result names right of the ends of rows; above a row, the steps of its intermediate checkpoints."""
+    ends = [job for job in jobs if job.job.results and not job.goes_on]
+    checkpoints: list[_TreeJob] = []
+    for job in jobs:
+        if job.job.results and job.goes_on:
+            before = [other for other in checkpoints if other.row == job.row]
+            if not before or job.end - before[-1].end >= CHECKPOINT_APART * last:
+                checkpoints.append(job)
+    return [
+        _labels([(job.end, job.row, job.names) for job in ends]),
+        _labels(
+            [(job.end, job.row - CHECKPOINT_ABOVE, _checkpoint(job)) for job in checkpoints], side="above"
+        ),
+    ]
+
+
+def _checkpoint(job: _TreeJob) -> str:
+    """A kept checkpoint by its step; the end of a run by its name."""
+    step = job.job.step
+    return thousands(step) if all(name.endswith(f"-{step}") for name in job.job.results) else job.names
+
+
+def _labels(places: list[tuple[float, float, str]], role: str = "text", side: Side = "right") -> Series:
+    x, y, labels = zip(*places, strict=True) if places else ((), (), ())
+    return Series("labels", Style(role), x, y, draws="text", labels=labels, side=side, legend=False)
+
+
+# ---------------------------------------------------------------- costs
+# Time is seconds × devices on the machine that computed each training job: GPU-hours on GPUs, hours on a CPU. Jobs that
+# were imported without their times are not counted, and the caption says so.
+
+
+# The names that Python gives to CPUs; a GPU reports its own name.
+PROCESSOR = re.compile(r"(x86|i\d86|amd64|intel64|arm|aarch64|ppc|power|riscv|s390)", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class _Bar:
+    """One bar: seconds × devices, with the decay counted separately."""
+
+    name: str
+    role: str
+    plain: float
+    decays: float
+    note: str
+
+    @property
+    def whole(self) -> float:
+        return self.plain + self.decays
+
+
+def costs_figure(evidence: Evidence) -> Figure | None:
+    """The time of pretraining by objective and of fine-tuning by task."""
+    costs = evidence.job_costs
+    groups = {
+        "Pretraining": _pretraining_bars(evidence.plan, costs),
+        "Fine-tuning": _finetuning_bars(evidence),
+    }
+    groups = {title: bars for title, bars in groups.items() if bars}
+    if not groups:
+        return None
+    longest = max(bar.whole for bars in groups.values() for bar in bars)
+    units = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
+    unit, seconds = next(one for one in units if longest >= one[1] or one[1] == 1)
+    unit = f"GPU-{unit}" if _on_gpu(evidence, costs) else unit
+    panels = tuple(_bar_panel(title, bars, unit, seconds) for title, bars in groups.items())
+    totals = [
+        f"{title.lower()} {_amount(sum(bar.whole for bar in bars) / seconds)}"
+        for title, bars in groups.items()
+    ]
+    return Figure("costs", "Where the time went", _costs_caption(evidence, costs, totals, unit), panels)
+
+
+def _costs_caption(evidence: Evidence, costs: list[JobCost], totals: list[str], unit: str) -> str:
+    sentences = [
+        f"{' and '.join(totals).capitalize()} {unit}; the time of all processes added up; those that share a device count it each."
+    ]
+    untimed = sum(cost.seconds is None for cost in costs)
+    if untimed:
+        sentences.append(
+            f"{counted(untimed, 'training job')} of {len(costs)} not computed, or without times."
+        )
+    done, of = evidence.count
+    if done < of:
+        sentences.append(f"{of - done:,} of {counted(of, 'fine-tuning')} not computed.")
+    return " ".join(sentences)
+
+
+def _pretraining_bars(plan: Plan, costs: list[JobCost]) -> list[_Bar]:
+    """The time by objective: CLM, MLM at each ratio, MLM after CLM, and continued training."""
+    groups: dict[tuple[int, str, str], list[JobCost]] = {}
+    for cost in costs:
+        if cost.seconds is not None:
+            role, name = _trained(plan, cost)
+            groups.setdefault((list(NAMES).index(role), name, role), []).append(cost)
+    bars = []
+    for (_, name, role), some in sorted(groups.items()):
+        plain, decays = (
+            sum((cost.seconds or 0.0) * cost.devices for cost in some if cost.decaying is decaying)
+            for decaying in (False, True)
+        )
+        steps, tokens = sum(cost.steps[1] - cost.steps[0] for cost in some), sum(cost.tokens for cost in some)
+        note = f"{counted(len(some), 'training job')}, {steps:,} steps, {short(tokens)} tokens"
+        bars.append(_Bar(name, role, plain, decays, note))
+    return bars
+
+
+def _trained(plan: Plan, cost: JobCost) -> tuple[str, str]:
+    """The role and the name of what a training job trains."""
+    job = plan.jobs[cost.key]
+    path = [before.objective for before in plan.path(job.key)]
+    others = [objective for objective in path if objective != job.objective]
+    after = f" after {named(others[-1].label)}" if others else ""
+    continued = ", continued" if isinstance(job.run.start, Pretrain) else ""
+    return role_of_path(path), f"{named(job.objective.label)}{after}{continued}"
+
+
+def _finetuning_bars(evidence: Evidence) -> list[_Bar]:
+    bars = []
+    for task in evidence.tasks:
+        grids = [grid for (_, name), grid in evidence.grids.items() if name == task]
+        done = sum(grid.done for grid in grids)
+        if done:
+            seconds = float(sum(np.nansum(grid.seconds) for grid in grids))
+            note = f"{done:,} of {counted(sum(grid.of for grid in grids), 'score')}"
+            bars.append(_Bar(task, "finetune", seconds, 0.0, note))
+    return bars
+
+
+def _bar_panel(title: str, bars: list[_Bar], unit: str, seconds: float) -> Panel:
+    series = []
+    for ending, part, shade in (("", "plain", ""), (", decay", "decays", "-soft")):
+        for role in dict.fromkeys(bar.role for bar in bars):
+            some = [
+                (row, bar, amount)
+                for row, bar in enumerate(bars)
+                if bar.role == role and (amount := getattr(bar, part) / seconds) > 0
+            ]
+            if some:
+                hover = (
+                    f"{bar.name}{ending}\n{_amount(amount)} {unit}\n{bar.note}" for _, bar, amount in some
+                )
+                x, y = tuple(amount for *_, amount in some), tuple(float(row) for row, *_ in some)
+                name = f"{NAMES.get(role, role)}{ending}"
+                look, legend = Style(role, shade), role in NAMES
+                series.append(Series(name, look, x, y, draws="bars", hover=tuple(hover), legend=legend))
+    wholes = [bar.whole / seconds for bar in bars]
+    amounts = _labels([(whole, float(row), _amount(whole)) for row, whole in enumerate(wholes)])
+    rows, names = tuple(range(len(bars))), tuple(bar.name for bar in bars)
+    y = Axis("", ticks=rows, labels=names, range=(len(bars) - 0.5, -0.5), grid=False)
+    x = Axis(unit, range=(0, max(wholes)))
+    return Panel(title, x, y, (*series, amounts), rows=max(4, len(bars)), label_room=8)
+
+
+def _amount(number: float) -> str:
+    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
+
+
+def _on_gpu(evidence: Evidence, costs: list[JobCost]) -> bool:
+    """Whether every known device is a GPU, judged by its name."""
+    machines = [machine for grid in evidence.grids.values() for machine in grid.machines]
+    devices = {cost.device for cost in costs} | {str(machine.get("device", "")) for machine in machines}
+    return not any(PROCESSOR.match(device) for device in devices) and bool(devices - {""})

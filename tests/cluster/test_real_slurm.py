@@ -1,0 +1,179 @@
+"""Workers as jobs of a real Slurm: submitted, warned, requeued, cancelled, killed, drained; the results are the same."""
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from small_study import (
+    JOBS,
+    SHORT,
+    TRAININGS,
+    biphase,
+    contents,
+    done,
+    published_twice,
+    typed,
+    wait_until,
+    write_study,
+)
+
+from biphase.leases import Leases
+from biphase.store import Store
+
+PROFILE = 'partition = "short"\njobs = {jobs}\ngpus = 1\ncpus = 1\ntime = "{time}"\nwarning = "{warning}"\n'
+
+
+@pytest.fixture
+def place(slurm, corpus, shards, tmp_path) -> Path:
+    """A folder with the study, a profile, and a store that has the corpus."""
+    write_study(tmp_path, corpus.source, **SHORT)
+    (tmp_path / "slurm.toml").write_text(PROFILE.format(jobs=3, time="10m", warning="10s"))
+    (tmp_path / "store" / "shards").mkdir(parents=True)
+    (tmp_path / "store" / "shards" / shards.name).symlink_to(shards)
+    return tmp_path
+
+
+def verb(place: Path, name: str, *words: object, code: int = 0) -> str:
+    return biphase(name, place / "fleet.py", "--store", place / "store", *words, code=code)
+
+
+def submit(place: Path) -> str:
+    return verb(place, "run", "--checkpoint", "100", "--slurm", place / "slurm.toml")
+
+
+def logs(place: Path) -> list[str]:
+    return [path.read_text() for path in sorted((place / "store/studies/fleet/slurm").glob("*.log"))]
+
+
+def checkpoints(place: Path) -> int:
+    return len(list((place / "store" / "checkpoints").glob("*/manifest.json")))
+
+
+def is_whole(place: Path, calm: dict[str, object], seeds: int = 1) -> None:
+    """All results exist once and equal those of a local run, and no lease is held."""
+    store = place / "store"
+    assert done(store) == (JOBS, seeds * TRAININGS)
+    assert contents(store) == calm
+    assert not published_twice(logs(place))
+    for folder in (store / "leases", store / "studies" / "fleet" / "workers"):
+        assert not [holder for holder in Leases(folder).holders().values() if holder.alive is not False]
+
+
+def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slurm, place, calm):
+    printed = submit(place)
+    assert "3 workers" in printed
+    assert "biphase stop" in printed
+    store = place / "store"
+    plan = json.loads((store / "studies" / "fleet" / "plan.json").read_text())
+    held = Leases(store / "leases").take(
+        plan["jobs"][-1]["key"]
+    )  # so the study cannot end before it is stopped
+    assert held
+    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
+    first, *_ = slurm.jobs("RUNNING")
+    typed("scancel", "--batch", "--signal=USR1", first)  # as Slurm does when the time is nearly up
+    assert "3 of 3 jobs" in submit(place)
+
+    def requeued() -> list[str]:
+        jobs = json.loads(verb(place, "status", "--json"))["slurm"]["jobs"]
+        return [job["id"] for job in jobs if job["restarts"]]
+
+    assert wait_until(requeued, 30, "the warned job went back into the queue") == [first]
+    assert re.search(r"job \d+_\d  running  on n[12]", verb(place, "status"))
+    assert "checkpoints are kept" in verb(place, "stop")  # those that run and the one that waits
+    assert slurm.jobs("PENDING,RUNNING") == []
+    assert "no worker of fleet runs" in verb(place, "stop")
+    assert not (place / "store/studies/fleet/stop.json").exists()
+    assert sum("is left: requeued" in log for log in logs(place)) == 1
+    assert done(store) != (JOBS, TRAININGS)
+    held.release()
+    submit(place)  # no old request stops these
+    wait_until(lambda: not slurm.jobs(), 120, "all jobs have ended")
+    is_whole(place, calm)
+    assert "nothing to submit" in submit(place)
+
+
+@pytest.mark.campaign
+def test_a_requeued_job_resumes(slurm, place, calm):
+    (place / "slurm.toml").write_text(PROFILE.format(jobs=1, time="10m", warning="10s"))
+    submit(place)
+    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
+    typed("scancel", "--batch", "--signal=USR1", slurm.jobs("RUNNING")[0])
+    wait_until(lambda: not slurm.jobs(), 180, "the job has ended", poll=1)
+    (log,) = logs(place)
+    assert log.count("is left: requeued") == 1
+    is_whole(place, calm)
+
+
+def test_a_submission_that_slurm_refuses_is_not_kept(slurm, place):
+    (place / "slurm.toml").write_text('partition = "nowhere"\n')
+    biphase("run", place / "fleet.py", "--store", place / "store", "--slurm", place / "slurm.toml", code=2)
+    assert not list((place / "store/studies/fleet/slurm").glob("*.sh"))
+
+
+@pytest.mark.campaign
+def test_several_processes_in_one_job_are_requeued_together(slurm, place, corpus):
+    (place / "slurm.toml").write_text('partition = "short"\nprocesses = 2\ntime = "10m"\nwarning = "20s"\n')
+    study = place / "fleet.py"
+    text = study.read_text().replace("finetune=grid", "").replace("300", "3000").replace("600", "6000")
+    study.write_text(text)
+    assert "2 processes in each" in submit(place)
+    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
+    job, *_ = slurm.jobs("RUNNING")
+    typed("scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: any("is left: requeued" in log for log in logs(place)), 60, "requeued")
+    wait_until(lambda: slurm.jobs("RUNNING"), 60, "started again")
+    wait_until(lambda: checkpoints(place) > 1, 200, "it goes on")
+    assert "checkpoints are kept" in verb(place, "stop")
+    assert slurm.jobs("PENDING,RUNNING") == []
+
+
+@pytest.mark.campaign
+def test_a_study_survives_cancelled_killed_and_drained_jobs(slurm, place, corpus, tmp_path):
+    """Every fault that a cluster has, one after the other, on one study."""
+    write_study(place, corpus.source, steps=6000, tuning=60, seeds=(0, 1, 2, 3))
+    (place / "slurm.toml").write_text(PROFILE.format(jobs=3, time="1m", warning="10s"))
+    store = Store(place / "store")
+    submit(place)
+    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
+
+    typed("scancel", slurm.jobs("RUNNING")[0])  # one worker cancelled: told, then gone
+    wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) == 2, 60, "one job is gone")
+
+    def holders():
+        return [holder for holder in Leases(store.leases).holders().values() if holder.alive]
+
+    for _ in range(2):  # two killed in the middle of a job
+        victim = wait_until(holders, 60, "somebody works")[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        time.sleep(3)
+    wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) <= 1, 60, "their jobs are gone")
+
+    assert "submitted" in submit(place)  # the missing ones again
+    assert len(slurm.jobs("PENDING,RUNNING")) == 3
+    wait_until(lambda: slurm.jobs("RUNNING"), 60, "they work")
+    typed("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    wait_until(lambda: any("is left: requeued" in log for log in logs(place)), 90, "a time limit struck")
+    shown = verb(place, "status")
+    assert "pending" in shown
+    typed("scontrol", "update", "nodename=n2", "state=resume")
+    wait_until(lambda: len(slurm.jobs("RUNNING")) == 2, 90, "both nodes work again")
+    typed("scontrol", "update", "nodename=n1", "state=down", "reason=test")  # its job is requeued by Slurm
+    time.sleep(5)
+    slurm.resume()
+
+    def ended():
+        if not slurm.jobs("PENDING,RUNNING"):
+            submit(place)
+        return done(store.root) == (JOBS, 4 * TRAININGS)
+
+    wait_until(ended, 900, "all is computed", poll=2)
+    wait_until(lambda: not slurm.jobs("PENDING,RUNNING"), 60, "the workers see that all is done")
+    assert any("NODE FAILURE" in log for log in logs(place))
+    local = tmp_path / "local"
+    biphase("run", place / "fleet.py", "--store", local, "--quiet")
+    is_whole(place, contents(local), seeds=4)

@@ -1,0 +1,400 @@
+"""The worker registry, and stop requests, which reach the workers they name and no other process."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from small_study import biphase, wait_until
+
+from biphase.cluster import workers
+from biphase.cluster.launch import WORK_LEFT
+from biphase.cluster.workers import StopRequest, WorkerHeartbeat, WorkerRegistry, WorkerStopper, control
+from biphase.errors import StoreError
+from biphase.leases import Leases, descendants, process_start
+from biphase.store import Store
+
+
+@pytest.fixture
+def registry(store, monkeypatch):
+    for name in ("RANK", workers.WORKER, workers.SUBMISSION):
+        monkeypatch.delenv(name, raising=False)
+    return WorkerRegistry(store, "study")
+
+
+def test_a_worker_registers_and_leaves(store, registry):
+    one, two = WorkerHeartbeat(store, "study"), WorkerHeartbeat(store, "study")
+    assert set(registry.workers()) == {one.worker, two.worker}
+    one.leave()
+    assert set(registry.workers()) == {two.worker}
+    two.leave()
+    assert not registry.workers()
+
+
+def test_a_request_is_for_the_workers_it_names_only(store, registry):
+    old = WorkerHeartbeat(store, "study")
+    registry.ask(StopRequest(frozenset(registry.workers()), frozenset(["s1"])))
+    late = WorkerHeartbeat(store, "study")
+    assert old.asked()
+    assert not late.asked()
+    registry.withdraw()
+    assert old.asked(), "what was asked once stays asked"
+    for one in (old, late):
+        one.leave()
+
+
+def test_a_job_that_starts_later_obeys_a_request_for_its_submission(store, registry, monkeypatch):
+    registry.ask(StopRequest(submissions=frozenset(["s1"])))
+    monkeypatch.setenv(workers.SUBMISSION, "s1")
+    job = WorkerHeartbeat(store, "study")
+    monkeypatch.setenv(workers.SUBMISSION, "s2")
+    other = WorkerHeartbeat(store, "study")
+    assert job.asked()
+    assert not other.asked()
+    for one in (job, other):
+        one.leave()
+
+
+def test_the_request_is_read_once_a_second(store, registry, monkeypatch):
+    one = WorkerHeartbeat(store, "study")
+    assert not one.asked()
+    registry.ask(StopRequest(frozenset([one.worker])))
+    assert not one.asked(), "it looked a moment ago"
+    assert one.asked(now=True)
+    one.leave()
+
+
+def test_an_unreadable_request_stops_nobody(store, registry):
+    one = WorkerHeartbeat(store, "study")
+    for text in ("", "[]", '{"workers": 3}', '{"workers": []}'):
+        (registry.folder / "stop.json").write_text(text)
+        assert not one.asked(now=True)
+    one.leave()
+
+
+def test_processes_of_one_worker_share_its_name(store, registry, monkeypatch):
+    parent = WorkerHeartbeat(store, "study")
+    monkeypatch.setenv(workers.WORKER, parent.worker)
+    monkeypatch.setenv("RANK", "0")
+    child = WorkerHeartbeat(store, "study")
+    assert child.worker == parent.worker
+    child.leave()
+    assert set(registry.workers()) == {parent.worker}
+    monkeypatch.delenv(workers.WORKER)
+    monkeypatch.setenv("RANK", "1")  # started by somebody else's torchrun: the first one signs in for all
+    assert WorkerHeartbeat(store, "study").worker == ""
+    parent.leave()
+
+
+def test_one_process_at_a_time_submits_or_stops(store):
+    with (
+        control(store, "study"),
+        pytest.raises(StoreError, match=f"process {os.getpid()} on "),
+    ):
+        control(store, "study", seconds=0.3)
+    control(store, "study", seconds=0.3).release()
+
+
+SLEEPER = """
+import signal, sys, time
+from biphase.store import Store
+from biphase.cluster.workers import WorkerHeartbeat
+from biphase.cluster.launch import Stop
+heartbeat = WorkerHeartbeat(Store(sys.argv[1]), "study")
+stop = Stop(None, lambda text: None, heartbeat.asked)
+if sys.argv[2] == "deaf":
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    stop.requested = lambda: False
+elif sys.argv[2] == "request":  # it hears no signal, as one on another machine
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+print("in", flush=True)
+while not stop():
+    time.sleep(0.05)
+heartbeat.leave()
+"""
+
+
+@pytest.fixture
+def sleeper(store, registry):
+    started = []
+
+    def start(kind: str) -> subprocess.Popen:
+        child = subprocess.Popen(
+            [sys.executable, "-c", SLEEPER, store.root, kind], stdout=subprocess.PIPE, text=True
+        )
+        started.append(child)
+        assert child.stdout.readline() == "in\n"
+        return child
+
+    yield start
+    for child in started:
+        child.kill()
+        child.wait()
+        child.stdout.close()
+
+
+def stop(store, wait: float = 20.0, *, now: bool = False):
+    printed: list[str] = []
+    return WorkerStopper(store, "study", now=now, say=printed.append).stop(wait), printed
+
+
+def test_stop_ends_workers_and_removes_its_request(store, registry, sleeper):
+    children = [sleeper("plain"), sleeper("request")]
+    ended, printed = stop(store)
+    assert (ended.asked, ended.left, ended.problem) == (2, (), "")
+    assert "2 workers" in printed[0]
+    assert [child.wait(5) for child in children] == [0, 0]
+    assert not (registry.folder / "stop.json").exists()
+    assert stop(store)[0].asked == 0
+
+
+def test_a_worker_that_does_not_stop_is_named_and_can_be_killed(store, registry, sleeper, monkeypatch):
+    monkeypatch.setattr(workers, "PROGRESS_EVERY", 0.2)
+    child = sleeper("deaf")
+    ended, printed = stop(store, 1.5)
+    assert [one.endswith(f"process {child.pid}") for one in ended.left] == [True]
+    assert any("waiting for" in line for line in printed)
+    assert registry.request().workers, "it stands until it is obeyed"
+    ended, _ = stop(store, 10, now=True)
+    assert ended.left == ()
+    assert child.wait(5) == -9
+
+
+def test_a_dead_worker_is_removed(store, registry, sleeper):
+    child = sleeper("plain")
+    child.kill()
+    child.wait()
+    assert stop(store)[0].asked == 0
+    assert not list(registry.leases.folder.glob("*.lease"))
+
+
+def test_a_silent_worker_on_another_machine_counts_as_gone(store, registry, monkeypatch):
+    one = WorkerHeartbeat(store, "study")
+    path = next(registry.leases.folder.glob("*.lease"))
+    raw = path.read_text()
+    one.leave()
+    host = f'"{os.uname().nodename}"'
+    assert host in raw
+    path.write_text(raw.replace(host, '"elsewhere"'))
+    stopping_it = WorkerStopper(store, "study", now=False, say=lambda text: None)
+    stopping_it.registry.leases = Leases(registry.leases.folder, beat_seconds=0.1, stale_seconds=1.0)
+    began = time.monotonic()
+    ended = stopping_it.stop(20)
+    assert time.monotonic() - began < 5
+    assert (ended.asked, ended.left, ended.silent) == (1, (), 1)
+    assert registry.request().workers == {one.worker}, "if it wakes up, it shall obey"
+
+
+def test_stop_creates_no_store(tmp_path):
+    assert stop(Store(tmp_path / "none"))[0].asked == 0
+    assert not (tmp_path / "none").exists()
+
+
+def test_without_slurm_the_request_stays(store, registry, monkeypatch, tmp_path):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (store.studies / "study" / "slurm").mkdir(parents=True)
+    (store.studies / "study" / "slurm" / "s1.sh").touch()
+    ended, _ = stop(store, 1)
+    assert "squeue" in ended.problem
+    assert registry.request().submissions == {"s1"}
+
+
+@pytest.fixture
+def cluster(store, registry, monkeypatch, tmp_path):
+    """A Slurm with a submission s1, whose squeue gives these lines, one at each question and the last for ever."""
+    folder = store.studies / "study" / "slurm"
+    folder.mkdir(parents=True)
+    (folder / "s1.sh").touch()
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setattr(workers, "SLURM_EVERY", 0.1)
+
+    def says(*states: str) -> None:
+        queue = programs / "queue"
+        queue.write_text(
+            "".join(f"12_0|{state}|None|node1|1|0:10|0:00|\n" if state else "\n" for state in states)
+        )
+        squeue = f"head -n 1 {queue}; [ $(wc -l < {queue}) = 1 ] || sed -i 1d {queue}"
+        for name, text in (("squeue", squeue), ("scancel", f"echo $* >> {programs}/cancelled")):
+            (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+            (programs / name).chmod(0o755)
+
+    return says, programs / "cancelled"
+
+
+def test_a_completing_job_is_asked_too(store, registry, cluster):
+    says, cancelled = cluster
+    says("COMPLETING", "COMPLETING", "PENDING", "")
+    ended, _ = stop(store)
+    assert (ended.asked, ended.left) == (1, ())
+    assert "--state=PENDING 12_0" in cancelled.read_text()
+    assert not (registry.folder / "stop.json").exists()
+    says("COMPLETING")
+    ended, _ = stop(store, 0.5)
+    assert ended.left == ("Slurm job 12_0 (completing)",)
+    assert registry.request().submissions == {"s1"}, "if it starts again, it shall stop"
+
+
+def test_an_old_request_is_removed_if_no_named_worker_is_present(store, registry, sleeper):
+    registry.ask(StopRequest(frozenset(["here.gone"])))
+    sleeper("plain")
+    assert stop(store)[0].left == ()
+    assert not (registry.folder / "stop.json").exists()
+
+
+def test_a_request_stays_for_workers_that_another_stop_named(store, registry, sleeper, monkeypatch):
+    sleeper("plain")
+    late: list[WorkerHeartbeat] = []
+
+    def another(text: str) -> None:
+        if not late:
+            late.append(WorkerHeartbeat(store, "study"))
+            registry.ask(registry.request() | StopRequest(frozenset([late[0].worker])))
+
+    ended = WorkerStopper(store, "study", now=False, say=another).stop(20)
+    assert ended.left == ()
+    assert late[0].worker in registry.request().workers
+    late[0].leave()
+
+
+# ---------------------------------------------------------------- nobody else is ended
+
+
+@pytest.mark.parametrize("now", [False, True])
+def test_a_forged_lease_signals_no_process(store, registry, now):
+    """Whoever can write into a store could name any process of the user in a worker's file."""
+    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        worker = WorkerHeartbeat(store, "study")
+        path = registry.leases.folder / f"{worker.worker}.lease"
+        forged = json.loads(path.read_text()) | {
+            "pid": innocent.pid,
+            "started": process_start(innocent.pid),
+            "owner": "f" * 32,
+        }
+        worker.leave()
+        (registry.leases.folder / "here.forged.lease").write_text(json.dumps(forged))
+        ended, _ = stop(store, 2, now=now)
+        assert innocent.poll() is None
+        assert (ended.asked, ended.left) == (0, ())
+        assert not registry.workers()
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
+@pytest.mark.parametrize("pid", [-1, 0, -7, 1.5, "1", None, [1], 10**30, True])
+@pytest.mark.parametrize("started", ["1", None])
+def test_a_lease_must_name_one_process(store, registry, monkeypatch, pid, started):
+    """kill(-1) reaches every process of the user, kill(0) the whole group."""
+    worker = WorkerHeartbeat(store, "study")
+    forged = json.loads(registry.file(worker.worker).read_text()) | {"pid": pid, "started": started}
+    worker.leave()
+    (registry.leases.folder / "here.forged.lease").write_text(json.dumps(forged))
+    signalled = []
+    monkeypatch.setattr(os, "kill", lambda *words: signalled.append(words))
+    ended, _ = stop(store, 0.1, now=True)
+    assert (ended.asked, signalled) == (0, [])
+
+
+def test_a_process_whose_open_files_are_hidden_is_not_signalled(store, registry, monkeypatch, sleeper):
+    sleeper("plain")
+    signalled, real = [], Path.iterdir
+
+    def hidden(path):
+        if path.name == "fd":
+            raise PermissionError
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", hidden)
+    monkeypatch.setattr(os, "kill", lambda pid, sign: signalled.append(sign) if sign else None)
+    stop(store, 0.1, now=True)
+    assert signalled == []
+
+
+# ---------------------------------------------------------------- `biphase stop`
+
+
+STUDY = """
+from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
+study = Study("long", tuple(
+    Pretrain(name, tiny, corpus, (Stage(objective, 1_000_000),), packing=Chunks(32, 4), batch_tokens=256,
+             schedule=WSD(1e-3, 5, 5))
+    for name, objective in (("clm", CLM()), ("mlm", MLM(0.4)))
+))
+"""
+
+
+@pytest.fixture
+def study(corpus, tmp_path) -> Path:
+    path = tmp_path / "long.py"
+    path.write_text(STUDY.format(source=corpus.source))
+    return path
+
+
+@pytest.fixture
+def worker(study, store):
+    started = []
+
+    def start(*words: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "biphase", "run", study, "--store", store.root, "--quiet", *words]
+        child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        started.append(child)
+        return child
+
+    yield start
+    for child in started:
+        if child.poll() is None:
+            child.kill()
+        child.communicate()
+
+
+def steps(store) -> list[int]:
+    """Return the steps of the saved checkpoints."""
+    paths = store.checkpoints.glob("*/checkpoint.json")
+    return sorted(json.loads(path.read_text())["progress"]["step"] for path in paths)
+
+
+def test_a_warned_worker_exits_with_work_left_and_stop_ends_the_others(study, store, worker):
+    one, two = worker(), worker()
+    wait_until(lambda: len(Leases(store.leases).holders()) == 2, 60, "both compute a training job")
+    wait_until(
+        lambda: len(list((store.studies / "long" / "live").glob("*.jsonl"))) == 2, 60, "both take steps"
+    )
+    one.send_signal(signal.SIGUSR1)
+    printed, _ = one.communicate(timeout=30)
+    assert one.returncode == WORK_LEFT, printed
+    assert "nothing lost" in printed
+    assert len(steps(store)) == 1, "with a checkpoint"
+    assert "checkpoints are kept" in biphase("stop", study, "--store", store.root)
+    printed, _ = two.communicate(timeout=30)
+    assert two.returncode == 0, printed
+    assert len(steps(store)) == 2
+    assert not Leases(store.leases).holders()
+    assert "no worker of long runs" in biphase("stop", study, "--store", store.root)
+
+
+@pytest.mark.campaign
+def test_a_stop_ends_all_processes_of_a_worker(study, store, worker):
+    launched = worker("--processes", "2", "--checkpoint", "20")
+    wait_until(lambda: steps(store), 120, "a first checkpoint")
+    family = descendants(launched.pid)
+    assert len(family) >= 3, "torchrun and two that train"
+    assert "checkpoints are kept" in biphase("stop", study, "--store", store.root)
+    assert launched.wait(30) == 0
+    assert not [pid for pid in family if process_start(pid)]
+
+    launched = worker("--processes", "2", "--checkpoint", "20")
+    wait_until(lambda: Leases(store.leases).holders(), 120, "they work again")
+    family = descendants(launched.pid)
+    biphase("stop", study, "--store", store.root, "--now")
+    assert launched.wait(30) == -signal.SIGKILL
+    wait_until(lambda: not [pid for pid in family if process_start(pid)], 10, "nobody is left")

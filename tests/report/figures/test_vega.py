@@ -1,0 +1,300 @@
+"""The drawing of figures: the numbers that were described, on the page and in print, and no text that is code."""
+
+import itertools
+import json
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+import vl_convert
+
+from biphase.report.estimates import estimate
+from biphase.report.figures import draw, figures, specification
+from biphase.report.figures.description import (
+    PALETTES,
+    PAPER,
+    Axis,
+    Figure,
+    Panel,
+    Series,
+    Style,
+    Vertical,
+    View,
+)
+from biphase.report.figures.vega import PRINT, SCREEN, screen_height
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def every(paper):
+    return {figure.id: figure for figure in figures(*paper)}
+
+
+def one_panel(*series, **fields):
+    return Figure("f", "F", "", (Panel("P", Axis("x"), Axis("y"), series, **fields),))
+
+
+def rows(spec, panel=0, series=0):
+    return next(one["values"] for one in spec["data"] if one["name"] == f"series-{panel}-{series}")
+
+
+def signal(spec, name):
+    return next(one for one in spec["signals"] if one["name"] == name)
+
+
+def walk(value, path=()):
+    """Every (path, text) of a specification."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from walk(inner, (*path, name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from walk(inner, path)
+    elif isinstance(value, str):
+        yield path, value
+
+
+def expressions(spec):
+    return [text for path, text in walk(spec) if path[-1] in ("signal", "expr", "update", "events")]
+
+
+def panels_of(spec):
+    """The (x, y, width, height) at which Vega places the panels, and all drawn texts."""
+    root = vl_convert.vega_to_scenegraph(spec)["scenegraph"]["items"][0]
+    groups = [group for mark in root["items"] if mark["marktype"] == "group" for group in mark["items"]]
+    return [(group["x"], group["y"], group["width"], group["height"]) for group in groups]
+
+
+# ---------------------------------------------------------------- numbers
+
+
+def test_points_are_those_of_the_figure_in_every_view(every):
+    for figure in every.values():
+        spec = specification(figure)
+        for number, panel in enumerate(figure.panels):
+            for place, series in enumerate(panel.series):
+                drawn = rows(spec, number, place)
+                assert [row["y"] for row in drawn if row["y"] is not None] == pytest.approx(
+                    [y for y in series.y if y == y], rel=1e-5
+                )
+                if series.draws != "bars":
+                    for view, xs in enumerate(series.views or (series.x,)):
+                        drawn_x = [row["x"][view] for row in drawn if row["x"][view] is not None]
+                        assert drawn_x == pytest.approx([x for x in xs if x == x], rel=1e-5)
+
+
+def test_an_unknown_interval_is_null_and_others_keep_their_ends():
+    for band in (False, True):
+        series = Series("s", Style("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, NAN), high=(6.5, NAN), band=band)
+        drawn = rows(specification(one_panel(series)))
+        assert [(row["low"], row["high"]) for row in drawn] == [(4, 6.5), (None, None)]
+
+
+def test_a_bar_begins_where_the_one_before_it_ends():
+    bars = [Series(name, Style("clm"), (x,), (0.0,), draws="bars") for name, x in (("a", 3.0), ("b", 1.0))]
+    spec = specification(one_panel(*bars, rows=4))
+    assert [(row["start"], row["x"]) for n in (0, 1) for row in rows(spec, 0, n)] == [(0, [3]), (3, [4])]
+
+
+def test_views_have_their_own_ticks_and_titles():
+    axes = [
+        Axis(f"training {name}", "log", (1.0, 10.0), ("1", end))
+        for name, end in (("tokens", "10"), ("FLOPs", "1e1"))
+    ]
+    series = Series("s", Style("mlm"), (1.0,), (2.0,), views=((1.0,), (10.0,)))
+    views = (View("tokens", axes[0]), View("FLOPs", axes[1]))
+    figure = Figure("f", "", "", (Panel("", axes[0], Axis(), (series,), (Vertical(2.0, "epoch"),)),), views)
+    for view, (x, label) in enumerate(((1, "10"), (10, "1e1"))):
+        spec = specification(figure, PRINT, view)
+        assert rows(spec)[0]["x"][view] == x
+        svg = vl_convert.vega_to_svg(spec)
+        assert f">{axes[view].title}<" in svg
+        assert f">{label}<" in svg
+
+
+def test_vertical_lines_are_drawn_in_the_first_view_alone():
+    figure = one_panel(Series("s", Style("mlm"), (1.0, 9.0), (2.0, 3.0)), verticals=(Vertical(7.0, "decay"),))
+    marks = [mark for mark in specification(figure)["marks"][0]["marks"] if mark["type"] in ("rule", "text")]
+    shown = [mark["encode"]["update"] for mark in marks if "opacity" in mark["encode"]["update"]]
+    assert {one["x"]["value"] for one in shown} == {7.0}
+    assert [one["opacity"]["signal"] for one in shown] == ["view == 0 ? 1 : 0"] * 2
+
+
+# ---------------------------------------------------------------- legend and layout
+
+
+def test_each_name_is_in_the_legend_once_and_published_values_last(every):
+    for figure in every.values():
+        names = signal(specification(figure), "names")["value"]
+        assert names == [series.name for series in figure.entries]
+        assert len(set(names)) == len(names)
+        assert PAPER not in names[:-1]
+
+
+def test_a_name_alone_needs_no_legend_but_published_values_do():
+    ours, paper = Series("1m", Style("mlm"), (1.0,), (2.0,)), Series(PAPER, Style("paper"), (1.0,), (2.0,))
+    assert one_panel(ours).entries == ()
+    assert [one.name for one in one_panel(paper, ours).entries] == ["1m", PAPER]
+
+
+def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(every):
+    spec = specification(every["objectives"])
+    wide = panels_of(spec)
+    signal(spec, "width")["value"] = 366
+    narrow = panels_of(spec)
+    assert len(wide) == len(narrow) == 4
+    assert len({y for _, y, _, _ in wide}) == len({x for x, _, _, _ in narrow}) == 1
+    for panels, at, along in ((wide, 0, 2), (narrow, 1, 3)):
+        for before, after in itertools.pairwise(panels):
+            assert before[at] + before[along] < after[at]
+    assert wide[-1][0] + wide[-1][2] <= SCREEN.width
+    assert narrow[0][0] + narrow[0][2] <= 366
+
+
+def test_the_height_that_the_page_reserves_is_that_of_the_drawing(every):
+    for figure in every.values():
+        spec = specification(figure)
+        assert vl_convert.vega_to_scenegraph(spec)["height"] == pytest.approx(screen_height(figure))
+
+
+def test_labels_beyond_the_last_point_have_room(every):
+    (panel,) = every["tree"].panels
+    for width in (SCREEN.width, 366):
+        spec = specification(every["tree"])
+        signal(spec, "width")["value"] = width
+        domain = spec["marks"][0]["scales"][0]["domain"]
+        assert domain[0] == panel.x.range[0]
+        assert str(panel.label_room * SCREEN.letter) in domain[1]["signal"]
+
+
+# ---------------------------------------------------------------- colours and texts
+
+
+def test_every_colour_is_a_name_of_both_palettes(every):
+    names = {
+        name
+        for figure in every.values()
+        for text in expressions(specification(figure))
+        for name in re.findall(r"palette\['([^']*)'\]", text)
+    }
+    assert {"clm", "mlm", "text", "grid", "muted", "paper"} <= names
+    for palette in PALETTES.values():
+        assert names <= palette.keys()
+
+
+EVIL = "'] + alert(1) + ['<a href=x>\"\\"
+
+
+@pytest.mark.parametrize("text", [EVIL, "__proto__", "constructor", "toString"])
+def test_texts_of_users_are_values_and_never_code(text):
+    axis = Axis("x", ticks=(1.0,), labels=(text,))
+    series = [
+        Series(f"{text}{end}", Style("mlm"), (1.0,), (2.0,), labels=(text,), hover=(text,))
+        for end in ("", "2")
+    ]
+    figure = Figure("x", text, text, (Panel(text, axis, axis, tuple(series), (Vertical(1.0, text),)),))
+    spec = specification(figure)
+    assert not [one for one in expressions(spec) if text in one or "alert" in one]
+    svg = vl_convert.vega_to_svg(spec)
+    assert "<a" not in svg
+    assert svg.count(text.replace("<", "&lt;").replace(">", "&gt;")) >= 8
+
+
+def test_it_is_json_that_any_browser_reads_and_the_same_each_time(paper, every):
+    text = json.dumps([specification(figure) for figure in every.values()], allow_nan=False)
+    assert text == json.dumps([specification(figure) for figure in figures(paper[0], estimate(paper[0]))])
+
+
+@pytest.mark.alone
+def test_the_paper_is_described_in_a_second_and_small(paper):
+    began = time.process_time()
+    text = json.dumps([specification(figure) for figure in figures(*paper)], allow_nan=False)
+    assert time.process_time() - began < 1
+    assert len(text) < 1_500_000
+
+
+def test_describing_figures_needs_neither_torch_nor_a_drawing_library():
+    code = "import sys, biphase.report.figures\nprint(*sorted({'torch', 'vl_convert', 'scipy'} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
+
+
+# ---------------------------------------------------------------- print
+
+
+DRAW = """
+import sys
+from pathlib import Path
+from biphase.report.figures import draw
+from biphase.report.figures.description import Axis, Figure, Panel, Series, Style, Vertical
+
+nan = float("nan")
+series = (
+    Series("MLM → 40%", Style("mlm"), (1.0, 2.0), (5.0, 6.0), low=(4.0, nan), high=(6.0, nan)),
+    Series("area", Style("clm", dash="dash"), (1.0, 2.0), (3.0, 4.0), low=(2.0, 3.0), high=(4.0, 5.0), band=True),
+    Series("words", Style("text"), (1.0,), (5.5,), draws="text", labels=("日本語",)),
+)
+panel = Panel("Retrieval", Axis("learning rate", "log"), Axis("test score, %"), series, (Vertical(1.5, "decay"),))
+draw(Figure("sample", "", "", (panel, panel)), Path(sys.argv[1]))
+"""
+
+
+def test_print_has_the_same_bytes_in_two_processes_no_date_and_embedded_fonts(tmp_path):
+    for name in ("one", "two"):
+        command = [sys.executable, "-W", "error", "-c", DRAW, str(tmp_path / name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        if name == "one":
+            time.sleep(1.1)  # so that a date would differ
+    for form in ("svg", "pdf"):
+        one, two = ((tmp_path / name / f"sample.{form}").read_bytes() for name in ("one", "two"))
+        assert one == two
+        assert b"Date" not in one
+    pdf = (tmp_path / "one/sample.pdf").read_bytes()
+    assert pdf.startswith(b"%PDF")
+    assert b"/FontFile" in pdf
+    assert b"/Type3" not in pdf, "publishers refuse it"
+
+
+def test_a_figure_with_views_is_printed_once_for_each(every, tmp_path):
+    names = [path.name for path in draw(every["efficiency"], tmp_path / "new")]
+    stems = ("efficiency", "efficiency-flops")
+    assert names == [f"{stem}.{form}" for stem in stems for form in ("svg", "pdf")]
+    assert len({(tmp_path / "new" / name).read_bytes() for name in names[::2]}) == 2
+
+
+def test_print_is_as_wide_as_a_page_in_eight_points_and_light(every, tmp_path):
+    svg, pdf = draw(every["objectives"], tmp_path)
+    text = svg.read_text()
+    assert re.search(r'<svg[^>]* width="662"', text)
+    assert max(map(float, re.findall(r'font-size="([\d.]+)px"', text))) == pytest.approx(
+        8 * 96 / 72, abs=0.01
+    )
+    assert b"[0 0 496.5" in pdf.read_bytes()  # points: 6.9 inches
+    assert PALETTES["light"]["mlm"] in text
+    assert PALETTES["light"]["background"] in text
+    for figure in every.values():
+        height = vl_convert.vega_to_scenegraph(specification(figure, PRINT))["height"]
+        assert height / 96 < 9.5, "a page holds it"
+
+
+def test_hollow_markers_are_empty():
+    full = Series("a", Style("mlm"), (1.0,), (2.0,))
+    hollow = replace(full, look=Style("paper", marker="diamond", hollow=True), draws="points")
+    marks = specification(one_panel(full, hollow))["marks"][0]["marks"]
+    fills = [mark["encode"]["update"].get("fill") for mark in marks if mark["type"] == "symbol"][:2]
+    assert fills == [{"signal": "palette['mlm']"}, {"value": "transparent"}]
+
+
+@pytest.mark.alone
+@pytest.mark.campaign
+def test_the_paper_is_drawn_in_eight_seconds(every, tmp_path):
+    draw(every["ratio"], tmp_path)  # the library is imported
+    began = time.process_time()
+    paths = [path for figure in every.values() for path in draw(figure, tmp_path)]
+    assert time.process_time() - began < 8
+    assert len(paths) == 2 * (len(every) + 1)

@@ -16,7 +16,7 @@ biases) raise an error instead of being ignored.
 The second part of the module is the kernels that `fast.trunk` calls, forward and backward, on q, k and v joined in one
 tensor. `attention_call` chooses one per forward pass, `fused_attend` and `fused_attend_backward` run it:
 
-    cudnn       whole rows, and the paper's chunks, whose number is constant: cuDNN through NVIDIA's Python frontend
+    cudnn       whole rows, and chunks, whose number is constant: cuDNN through NVIDIA's Python frontend
     rows        whole rows without that package: cuDNN's kernels through torch, or flash if runs must be deterministic
     flash       all other segments: documents, short texts
     plain       other devices, and patterns given as a mask: torch's attention, differentiated by torch

@@ -1,6 +1,6 @@
 """Named values: model sizes, corpora, devices.
 
-210m, 610m and 1b are the paper's, exactly; 2b is EuroBERT's largest. Smaller ones are named by the parameters of their
+210m, 610m and 1b are those of arXiv:2507.00994, exactly; 2b is EuroBERT's largest. Smaller ones are named by the parameters of their
 blocks, for laptops and single-GPU studies, in the proportions of the 210m: heads of width 64, as many key as query
 heads, a feed-forward layer four times as wide.
 """
@@ -29,7 +29,7 @@ SIZES = ByName(
     },
 )
 
-# Llama 3's vocabulary with a mask token in a reserved slot (128002), as in the paper.
+# Llama 3's vocabulary with a mask token in a reserved slot (128002).
 LLAMA3 = Pretrained(
     "EuroBERT/EuroBERT-210m", revision="39b51e15dd1f1a06f58b5cbf6a8a188cec60bd0e", vocab=128_256
 )

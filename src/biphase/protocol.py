@@ -69,7 +69,7 @@ def padded_vocab(vocab: int, device: str) -> int:
 
 # ---------------------------------------------------------------- fine-tuning
 
-SHARE_OF_CONTEXT = 0.99  # as in the paper: 2,028 of 2,048 tokens
+SHARE_OF_CONTEXT = 0.99  # 2,028 of 2,048 tokens
 WINDOW_OVERLAP = 128
 FINETUNE_TOKENS = 32_768  # most tokens per micro-batch on a GPU, for a model of REFERENCE_SIZE
 REFERENCE_SIZE = 12 * 768  # layers × width

@@ -15,9 +15,9 @@ from biphase.report.contrasts import (
     AnyOf,
     Contrast,
     Largest,
+    MeanScore,
     On,
     Overtaking,
-    Score,
     ScoreView,
     Spread,
     crossing,
@@ -147,7 +147,7 @@ def test_the_predicted_variance_is_that_of_scores_drawn_anew(any_case):
     }
 
     def value(quantity):
-        if isinstance(quantity, Score):
+        if isinstance(quantity, MeanScore):
             return np.mean([scores[quantity.models[0], task] for task in quantity.tasks], axis=0)
         return sum(weight * value(part) for weight, part in quantity.terms)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from biphase.report.build import escape, latex, markdown
 from biphase.report.content import collect
-from biphase.report.text import escape, latex, markdown
 from biphase.study.ledger import finetunings
 
 

@@ -14,15 +14,14 @@ from small_studies import K, clm, mlm, study, two
 
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
+from biphase.report.build import latex, markdown
 from biphase.report.content import collect
 from biphase.report.contrasts import Contrast, Statement, above
 from biphase.report.evidence import gather
 from biphase.report.page.render import render as render_page
 from biphase.report.recipes import Published
 from biphase.report.selectors import Recipes, Select
-from biphase.report.statistics.intervals import Estimate, holm
-from biphase.report.statistics.power import Noise, power_crossed, power_of
-from biphase.report.text import latex, markdown
+from biphase.report.statistics.intervals import Estimate, Noise, holm, power_crossed, power_of
 from biphase.report.verdicts import (
     ALPHA,
     ASSUMED,

@@ -140,7 +140,7 @@ def _check_name(what: str, value: str, names: Any) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Case:
+class BenchCase:
     """What all cases have. `FACTS` are the fields that identify a case in JSON and in a saved device."""
 
     kind: ClassVar[str]
@@ -158,7 +158,7 @@ class Case:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PretrainCase(Case):
+class PretrainCase(BenchCase):
     """Pretraining steps of one or more micro-batches, on random tokens."""
 
     kind = "pretrain"
@@ -207,7 +207,7 @@ QUERIES, PASSAGES = Lengths("queries", 16, 64, 6.0, 0), Lengths("passages", 120,
 
 
 @dataclass(frozen=True, kw_only=True)
-class FinetuneCase(Case):
+class FinetuneCase(BenchCase):
     """Fine-tuning steps of one batch of texts."""
 
     kind = "finetune"
@@ -227,7 +227,7 @@ class FinetuneCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RetrievalCase(Case):
+class RetrievalCase(BenchCase):
     """Training steps of one batch of pairs; then inference on passages."""
 
     kind = "retrieval"
@@ -243,7 +243,7 @@ class RetrievalCase(Case):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScoreCase(Case):
+class ScoreCase(BenchCase):
     """Inference on texts."""
 
     kind = "score"

@@ -45,9 +45,9 @@ from biphase.bench.cases import (
     PASSAGES,
     QUERIES,
     SENTENCES,
+    BenchCase,
     BenchRequest,
     Breakdown,
-    Case,
     CaseMaker,
     Compared,
     FinetuneCase,
@@ -94,7 +94,7 @@ AttentionInterface.register(MASKLESS, sdpa_attention_forward)
 AttentionMaskInterface.register(MASKLESS, lambda *parts, **named: None)
 
 
-def arguments(case: Case, device: torch.device, *, peer: str, batch: int, rate: float) -> dict[str, Any]:
+def arguments(case: BenchCase, device: torch.device, *, peer: str, batch: int, rate: float) -> dict[str, Any]:
     """The Trainer's arguments: precision, optimizer, and no output."""
     adam = AdamW()
     return {
@@ -409,7 +409,7 @@ VERSIONED = ("triton", "accelerate", "sentence-transformers")  # other packages 
 WHOLE_ROWS = "the Trainer's attention spans whole rows, which is more work; --packing rows makes it equal"
 FEWER_ROWS, SMALLER = "type fewer --rows, or a smaller --size", "type a smaller --size"
 LEFT_OUT = "this case is left out"
-MANY_ROWS = 1_152  # rows of 2,048 in the paper's step, from which the micro-batch is derived
+MANY_ROWS = 1_152  # rows of 2,048 in a step of the 210m preset, from which the micro-batch is derived
 
 
 def report_of(device: torch.device, command: str) -> Report:

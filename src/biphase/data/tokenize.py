@@ -341,7 +341,7 @@ class Counts:
     text_bytes: int = 0
 
 
-class Splits:
+class SplitWriter:
     """Writes the training and the held-out split.
 
     Call `begin`, or `restore` with an earlier `state` to resume after a kill.
@@ -434,7 +434,7 @@ class ReadProgress:
         files: Sequence[File],
         report: Report,
         start: FilePosition,
-        splits: Splits,
+        splits: SplitWriter,
     ) -> None:
         self.corpus, self.report, self.splits = corpus, report, splits
         self.total = sum(file.size for file in files)
@@ -556,8 +556,8 @@ class _Tokenization:
             size += len(as_bytes)
         return fastest(self.tokenizer, texts, self.report)
 
-    def _splits(self) -> Splits:
-        return Splits(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
+    def _splits(self) -> SplitWriter:
+        return SplitWriter(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
 
     def _restore(self) -> None:
         """Continue where an earlier attempt stopped, or start from the beginning."""

@@ -688,7 +688,7 @@ def batches_of(
 def build_optimizer(model: nn.Module, spec: AdamW, rows: TrainedRows | None = None) -> torch.optim.AdamW:
     """Make an AdamW without weight decay on biases and LayerNorms, as transformers' Trainer does.
 
-    RMSNorms do decay, as in the paper, because the Trainer did not recognize its norm class. If `rows` is given,
+    RMSNorms do decay, as in the published results, because the Trainer did not recognize its norm class. If `rows` is given,
     its table takes the place of the embedding in its group.
     """
     norms = {

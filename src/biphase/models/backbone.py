@@ -427,7 +427,7 @@ def config_fields(size: Size, *, vocab: int, length: int) -> dict[str, Any]:
         "initializer_range": size.init_std,
         "rms_norm_eps": size.norm_eps,
         "rope_parameters": {"rope_type": "default", "rope_theta": size.rope_base},
-        # With a pad token, torch would keep its embedding at zero, and the paper's pad token is the end token.
+        # With a pad token, torch would keep its embedding at zero, and EuroBERT's pad token is the end token.
         **dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"), None),
     }
 

@@ -486,7 +486,7 @@ def mean_pool(hidden: Tensor, packed: PackedTexts) -> Tensor:
 
 
 class TextHead(nn.Module):
-    """The paper's classification head: mean pooling → Linear → GELU → Linear."""
+    """EuroBERT's classification head: mean pooling → Linear → GELU → Linear."""
 
     def __init__(self, width: int, labels: int) -> None:
         super().__init__()

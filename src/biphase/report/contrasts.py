@@ -142,7 +142,7 @@ class OfModels(Quantity):
 
 
 @dataclass(frozen=True)
-class Score(OfModels):
+class MeanScore(OfModels):
     """The mean score of one model over tasks."""
 
     family: Family | None = None  # set where the tasks are all that the study has of a family
@@ -315,11 +315,11 @@ class On:
     on: str = ""  # a family or a task; empty: all tasks
     metric: str = ""
 
-    def score(self, model: Model, *tasks: str) -> Score:
+    def score(self, model: Model, *tasks: str) -> MeanScore:
         """The score of a model; `tasks`: on these instead."""
         families: dict[str, tuple[str, ...]] = dict(self.study.families)
         family = next((one for one in self.study.families if one == self.on and not tasks), None)
-        return Score((model,), tasks or families.get(self.on, (self.on,)), family, self.metric)
+        return MeanScore((model,), tasks or families.get(self.on, (self.on,)), family, self.metric)
 
     def gap(self, more: Model, less: Model, *tasks: str) -> Sum:
         """The score of `more` minus that of `less`."""

@@ -32,7 +32,7 @@ from biphase.report.evidence import Evidence, Resamples
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, comparable_models, rows_in_common
-from biphase.report.statistics import power
+from biphase.report.statistics import intervals
 from biphase.report.statistics.intervals import holm
 from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import FAMILIES, family_name
@@ -369,7 +369,9 @@ def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
     smallest = math.inf  # where all seeds are alike
     if not measured.alike:
         smallest = (
-            math.nan if measured.missing else power.detectable_in(measured.estimate, first / measured.tries)
+            math.nan
+            if measured.missing
+            else intervals.detectable_in(measured.estimate, first / measured.tries)
         )
     effect = sought(measured.paper, measured.margin)
     says = supports(measured.excess, measured.p, level=level, detectable=smallest, effect=effect)
@@ -603,8 +605,8 @@ def _unit(pretrained: int, tuned: int, level: float) -> float:
     Assumes that another pretraining seed changes a score as much as another fine-tuning seed does.
     """
     if pretrained < 2:
-        return power.detectable(1.0, tuned, level)
-    return power.detectable_crossed(power.Noise(1.0, 0.0, 1.0), pretrained, tuned, level)
+        return intervals.detectable(1.0, tuned, level)
+    return intervals.detectable_crossed(intervals.Noise(1.0, 0.0, 1.0), pretrained, tuned, level)
 
 
 def _measured(evidence: Evidence) -> dict[str, float]:

@@ -118,7 +118,7 @@ class MLM:
     """Masked language modeling: mask a share `ratio` of the tokens and predict them with bidirectional attention.
 
     `replace` gives the shares of masked tokens that become the mask token, become a random token, or stay unchanged.
-    The paper uses (1, 0, 0); BERT uses (0.8, 0.1, 0.1).
+    EuroBERT uses (1, 0, 0), BERT (0.8, 0.1, 0.1).
     """
 
     ratio: float | Linear | Cosine

@@ -177,7 +177,7 @@ class Corpus:
 
 @record
 class Chunks:
-    """The paper's packing: each row of `length` tokens is cut into two chunks at a random position.
+    """Packing in chunks: each row of `length` tokens is cut into two chunks at a random position.
 
     The cut is uniform in [shortest, length − shortest]. Attention and positions stay inside a chunk, which may contain
     several documents.

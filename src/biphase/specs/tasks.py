@@ -217,8 +217,8 @@ class TaskFamily:
     windows: tuple[str, ...] = ()  # protocols that read a long text in several windows
 
 
-# Assumed standard deviations. SC: the paper's Figure 1 has half widths of 0.11 to 0.18 over five seeds for means of
-# three tasks, so 0.12 for such a mean and √3 times as much for one task. The paper does not give the others: TC is
+# Assumed standard deviations. SC: Figure 1 of arXiv:2507.00994 has half widths of 0.11 to 0.18 over five seeds for means of
+# three tasks, so 0.12 for such a mean and √3 times as much for one task. It does not give the others: TC is
 # assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
 FAMILIES: dict[Family, TaskFamily] = {
     "SC": TaskFamily(

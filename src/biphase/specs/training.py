@@ -10,7 +10,7 @@ from biphase.records import record
 from biphase.specs.objectives import Objective
 from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_name, check_positive
 
-INHERIT: Any = None  # not given: taken from the run this one starts from, or else the paper's value
+INHERIT: Any = None  # not given: taken from the run this one starts from, or else the default
 
 
 @record
@@ -48,7 +48,7 @@ class WSD:
 
     def check(self) -> None:
         if not 0 < self.peak < 1:
-            raise SpecError(f"WSD.peak must lie between 0 and 1, it is {self.peak}; the paper's is 5e-4")
+            raise SpecError(f"WSD.peak must lie between 0 and 1, it is {self.peak}; try 5e-4")
         for name in ("warmup", "decay"):
             value = getattr(self, name)
             if value < (-1 if name == "warmup" else 0) or (isinstance(value, float) and value >= 1):
@@ -57,7 +57,7 @@ class WSD:
 
 @record
 class AdamW:
-    """AdamW with the paper's settings: weight decay on every parameter, clipping by the global norm.
+    """AdamW: weight decay on every parameter, clipping by the global norm.
 
     With `layer_decay` below 1, each layer's learning rate is that share of the rate of the layer above it; the
     embedding has the lowest.

@@ -371,7 +371,7 @@ def trial_keys(store: Store, digits: str = "") -> list[str]:
 
 
 # ---------------------------------------------------------------- selection by validation
-# Two rules, both reported: per seed, the rate that was best for it (as in the paper), and one rate for all seeds, with
+# Two rules, both reported: per seed, the rate that was best for it (protocol of arXiv:2507.00994), and one rate for all seeds, with
 # the best mean. Ties go to the lowest rate. No choice is made from an incomplete grid, since the missing fine-tuning
 # might have been the best. Test scores are not among the inputs.
 

@@ -14,16 +14,20 @@ from scipy.special import ndtr, ndtri, stdtrit
 
 from biphase.report.statistics.components import decompose
 from biphase.report.statistics.intervals import (
+    Noise,
     across,
     both,
+    detectable,
+    detectable_crossed,
     interval,
     over_seeds,
+    power_crossed,
+    power_of,
     quantile,
     resample,
     scores,
     students,
 )
-from biphase.report.statistics.power import Noise, detectable, detectable_crossed, power_crossed, power_of
 
 PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 pytestmark = pytest.mark.campaign

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.statistics.intervals import across, over_seeds
-from biphase.report.statistics.power import (
+from biphase.report.statistics.intervals import (
     Noise,
+    across,
     detectable,
     detectable_by,
     detectable_crossed,
     detectable_in,
+    over_seeds,
     power_crossed,
     power_of,
 )

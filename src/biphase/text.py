@@ -55,12 +55,17 @@ def no_interval(seeds: int) -> str:
     return "one seed: no interval" if seeds < 2 else "all seeds alike: no interval"
 
 
+# Objectives whose number is a masking ratio in percent, by name.
+MASKED = {"mlm": "masked", "mntp": "masked, one before"}
+
+
 def objective_title(objective: str) -> str:
     """Return the readable name of a held-out loss's objective: mlm40 → "masked 40%"."""
-    names = {"clm": "causal", "mlm": "masked", "mntp": "masked, one before"}
     kind = objective.rstrip("0123456789.")
     share = objective[len(kind) :]
-    return f"{names.get(kind, kind)}{f' {share}%' if share else ''}"
+    if kind in MASKED and share:
+        return f"{MASKED[kind]} {share}%"
+    return "causal" if objective == "clm" else objective
 
 
 def duration(seconds: float) -> str:

@@ -21,7 +21,7 @@ STUDIES = [
     (path, block)
     for path in DOCS
     for block in blocks(path.read_text(), "python")
-    if "study = Study(" in block
+    if "study = Study(" in block and path.name != "extending.md"  # which test_extending.py runs
 ]
 COMMANDS = [
     (path, line[2:])

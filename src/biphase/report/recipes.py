@@ -16,6 +16,7 @@ from biphase.records import content_key, encode
 from biphase.specs import Hub, Objective, Pretrain
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
+from biphase.text import MASKED
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
 # "warmup" or "decay" → its shares of the run, where it scales with the run's length
@@ -152,7 +153,7 @@ class FirstPublished(Published):
 def named(objective: str) -> str:
     """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
-    sign = "%" if ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
+    sign = "%" if word in MASKED and ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
     return " ".join([word.upper(), *ratio]) + sign
 
 

@@ -18,7 +18,7 @@ one it is:
 
 To add an objective, e.g. one that mixes CLM and MLM by row, change at most four files: its record and the union
 `Objective` here, its name in `specs/__init__.py`, its model inputs and labels in `objectives.apply`, and, if rows of one
-batch differ in attention direction, the pattern in `attention.pattern_of`.
+batch differ in attention direction, the pattern in `attention.pattern_of`. docs/extending.md shows an example.
 """
 
 from __future__ import annotations

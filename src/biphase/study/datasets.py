@@ -45,9 +45,7 @@ from biphase.tasks.load import (
     Examples,
     LabelledText,
     Pair,
-    Question,
     Search,
-    TaggedSentence,
     load,
 )
 from biphase.text import counted
@@ -745,17 +743,7 @@ def _examples(task: Task, examples: Examples) -> Iterator[str]:
     rows = _rows_of(examples.train if len(examples.train) else examples.test)
     other = (row for row in rows[1:] if isinstance(row, LabelledText) and row.label != rows[0].label)
     for row in (*rows[:1], *(next(other, second) for second in rows[1:2])):
-        match row:
-            case LabelledText():
-                yield f"{_shown(row.text)} → {labels[row.label]}"
-            case TaggedSentence():
-                tagged = zip(row.words, row.tags, strict=True)
-                yield _shown(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
-            case Question():
-                answer = _shown(row.answers[0].text) if row.answers else "no answer"
-                yield f"{_shown(row.before + row.context)} → {answer}"
-            case Pair():
-                yield f"{_shown(row.query)} → {_shown(row.document)}"
+        yield row.describe(labels, _shown)
 
 
 def _rows_of(part: Any) -> Sequence[Any]:
@@ -782,8 +770,9 @@ def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterato
     if task.is_trained and len(train) < FEW:
         yield f"only {counted(len(train), 'row')} to train on; scores of so few depend on chance"
     if task.is_trained:
-        test = examples.test.queries if isinstance(examples.test, Search) else examples.test
-        trained, tested = {_input(row) for row in train}, [_input(row) for row in test]
+        test = examples.test
+        tested = test.queries if isinstance(test, Search) else [row.text for row in test]
+        trained = {row.text for row in train}
         shared = sum(row in trained for row in tested)
         if shared:
             yield (
@@ -814,17 +803,3 @@ def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> It
             f"{len(form.labels)} labels for {counted(len(texts), 'row')} of train; if {form.label!r} is not the label, "
             "type --label COLUMN"
         )
-
-
-def _input(row: Any) -> Any:
-    """Return the model input of an example, without the label or answer; for a pair, the query."""
-    match row:
-        case LabelledText():
-            return row.text
-        case TaggedSentence():
-            return row.words
-        case Question():
-            return row.before, row.context
-        case Pair():
-            return row.query
-    return row

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy
 
@@ -20,12 +20,28 @@ from biphase.tasks.files import COLUMNS, Only, column_names, fields_of, files_of
 from biphase.tasks.labels import Numbering
 
 
+class Example(Protocol):
+    """One example of a task: what every family's class has."""
+
+    @property
+    def text(self) -> str:
+        """The model input, without label or answer; of a pair, the query."""
+        ...
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        """Return the example in one line; `labels` are the task's label names, `quote` shortens a text."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LabelledText:
     """SC: a text and the number of its label."""
 
     text: str
     label: int
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {labels[self.label]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +54,10 @@ class TaggedSentence:
     @property
     def text(self) -> str:
         return " ".join(self.words)
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        tagged = zip(self.words, self.tags, strict=True)
+        return quote(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +81,9 @@ class Question:
     def text(self) -> str:
         return self.before + self.context
 
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {quote(self.answers[0].text) if self.answers else 'no answer'}"
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -68,6 +91,13 @@ class Pair:
 
     query: str
     document: str
+
+    @property
+    def text(self) -> str:
+        return self.query
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.query)} → {quote(self.document)}"
 
 
 @dataclass(frozen=True)
@@ -91,14 +121,14 @@ class Search:
         return len(self.queries)
 
 
-Part = Sequence[LabelledText] | Sequence[TaggedSentence] | Sequence[Question] | Search
+Part = Sequence[Example] | Search
 
 
 @dataclass(frozen=True)
 class Examples:
     """A dataset in its splits; `train` is empty if the task is scored with another task's model or zero-shot."""
 
-    train: Sequence[LabelledText] | Sequence[TaggedSentence] | Sequence[Question] | Sequence[Pair]
+    train: Sequence[Example]
     validation: Part
     test: Part
     # By split: the row number of each example in its files, from 0; retrieval has ids instead.

@@ -110,20 +110,6 @@ def test_the_answer_stands_at_the_top(visit, built):
     assert links[:5] == ["Answer", "Claims", "Figures", "Scores", "Runs"]
 
 
-def test_the_text_is_painted_before_the_library_is_parsed(browser, visit):
-    context = browser.new_context()
-    context.add_init_script(
-        """let library;
-        Object.defineProperty(window, "vegaEmbed", {
-          get: () => library, set: made => { library = made; window.parsed ||= performance.now(); }, configurable: true,
-        });"""
-    )
-    page = visit(context=context)
-    drawn(page, "objectives")
-    painted = page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime")
-    assert 0 < painted < page.evaluate("window.parsed")
-
-
 def test_tables_sort_by_value_and_say_so(visit, built):
     page = visit()
     page.locator('[data-unfold="t-families"]').click()
@@ -230,15 +216,6 @@ def test_a_link_to_a_claim_opens_it(visit, built):
     assert page.locator("#claim-C7 .evidence").is_visible()
 
 
-def test_a_verdict_is_told_by_word_and_sign_and_not_by_colour_alone(visit, built):
-    page = visit()
-    page.evaluate("document.querySelectorAll('.folded').forEach(one => { one.open = true; })")
-    for one in built.content.findings:
-        badge = page.locator(f"#claim-{one.id} > summary .badge")
-        assert badge.inner_text().strip().split("\n")[0] == one.reads
-        assert badge.locator("use").get_attribute("href").startswith("#i-")
-
-
 def test_runs_open_with_their_way(visit, built):
     page = visit()
     run = page.locator("#run-both")
@@ -339,18 +316,6 @@ def test_paper_is_light_and_shows_everything(visit, built):
     assert page.locator(".claim[open]").count() == 0
 
 
-def test_a_phone_shows_panels_below_each_other(visit):
-    page = visit(width=390)
-    place = drawn(page, "objectives")
-    titles = [
-        one.bounding_box() for one in place.locator("svg.marks text").filter(has_text="classification").all()
-    ]
-    (left, top), (other_left, other_top) = ((box["x"], box["y"]) for box in titles)
-    assert abs(left - other_left) < 5
-    assert abs(top - other_top) > 200
-    assert place.bounding_box()["width"] <= 390
-
-
 def test_a_watched_page_changes_in_place(ledger, visit, tmp_path):
     plan, store = ledger
     moved = [
@@ -419,21 +384,6 @@ def twelve(invent, run, tmp_path_factory):
     study = Study("twelve", runs, Finetune(TASKS, lrs=(5e-5,), seeds=(0, 1)), papers="gisserot2025")
     plan, store = invent(study, tmp_path_factory.mktemp("twelve"), shrink=0.01)
     return build(plan, store, tmp_path_factory.mktemp("page"), static=False)
-
-
-def test_twelve_tasks_are_seen_at_once_under_short_rows(visit, twelve):
-    page = visit(address=twelve.page.as_uri())
-    page.evaluate("document.getElementById('t-tasks').scrollIntoView()")
-    heads = page.locator("#t-tasks thead th")
-    assert heads.count() == 13
-    last = heads.last.bounding_box()
-    assert last["x"] + last["width"] <= 1280
-    names = page.locator("#t-tasks tbody tr:visible th")
-    assert all(one.bounding_box()["height"] < 56 for one in names.all()), "two lines at most"
-    name = names.first.bounding_box()
-    page.set_viewport_size({"width": 700, "height": 900})
-    page.evaluate("document.getElementById('t-tasks').parentElement.scrollLeft = 400")
-    assert 0 <= names.first.bounding_box()["x"] <= name["x"], "the names stay in sight"
 
 
 def test_finished_models_come_first_and_checkpoints_are_folded(visit, twelve):

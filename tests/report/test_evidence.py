@@ -4,7 +4,6 @@ import contextlib
 import math
 import random
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,19 +132,6 @@ def test_a_family_is_the_mean_of_its_tasks_seed_by_seed(ledger):
     other = evidence.scores(model, "nq", "mrr@10")
     assert other.shape == (1, 3)
     assert not np.allclose(other, two[1])
-
-
-def test_nothing_is_chosen_by_rate(ledger):
-    evidence = gather(*ledger)
-    model = evidence.models["mlm"]
-    by_rate = evidence.by_rate(model, "squad")
-    assert by_rate.shape == (1, 3, 3)
-    assert np.array_equal(by_rate[0], evidence.grids["mlm", "squad"].test["token_f1"])
-    assert np.array_equal(
-        evidence.by_rate(model, "squad", "exact_match")[0], evidence.grids["mlm", "squad"].test["exact_match"]
-    )
-    assert np.isnan(evidence.by_rate(model, "squad", "no such metric")).all()
-    assert np.isnan(evidence.scores(model, "squad", "no such metric")).all()
 
 
 def test_seeds_and_rates_stand_in_order_however_a_study_lists_them(run, grid, invent, tmp_path):
@@ -582,27 +568,11 @@ def test_each_seed_is_its_own_column(evidence):
         assert draws.of(model, "sst2")[:, 0, seed] == pytest.approx(alone)
 
 
-def test_pretraining_seeds_are_rows(three, invent, tmp_path):
-    mlm = three.runs[1]
-    runs = tuple(replace(mlm, name=f"mlm-{seed}", seed=seed) for seed in (1, 2))
-    evidence = gather(*invent(replace(three, runs=runs), tmp_path, means={"mlm-1": 60.0, "mlm-2": 90.0}))
-    (model,) = evidence.models.values()
-    found = Resamples(evidence, draws=50).of(model, "sst2")
-    assert found.shape == (50, 2, 3)
-    assert found.mean(axis=(0, 2)) == pytest.approx([0.6, 0.9], abs=0.03)
-
-
 def test_entity_f1_is_resampled_from_counts(evidence):
     draws, model = Resamples(evidence, draws=50), evidence.models["mlm"]
     found = draws.of(model, "conll2003", "entity_f1")
     assert found.shape == (50, 1, 3)
     assert found.mean() == pytest.approx(evidence.scores(model, "conll2003", "entity_f1").mean(), abs=0.05)
-
-
-def test_a_task_is_resampled_once_for_all_models(evidence):
-    draws = Resamples(evidence, draws=10)
-    for model in evidence.models.values():
-        assert draws.of(model, "sst2") is draws.of(model, "sst2")
 
 
 def test_missing_values_give_no_resamples(ledger):

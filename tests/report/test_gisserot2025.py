@@ -9,7 +9,7 @@ from small_studies import K, claims_of, clm, mlm, names, run, study, two
 
 from biphase import CLM, MLM, SIZES, WSD, Claim, Fewer, Stage
 from biphase.papers.gisserot2025 import PAPER as GISSEROT
-from biphase.papers.gisserot2025.published import FAMILY_MEANS, RATES, printed
+from biphase.papers.gisserot2025.published import FAMILY_MEANS, RATES
 from biphase.report.contrasts import AnyOf
 from biphase.report.recipes import models, recipe_of
 from biphase.report.selectors import comparable_models
@@ -385,17 +385,6 @@ def test_the_guide_says_what_the_code_does(name):
     assert cells[1:] == [one.says, one.contrast, re.sub(r"^needs ", "", one.needs), one.paper]
 
 
-def test_bases_that_were_gone_on_with_in_another_way_are_still_the_bases(plan_of):
-    bases = [run(f"610m-{word}", Stage(one, 22 * K)) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]
-    again = [
-        run(f"{base.name}-on", Stage(MLM(0.4), 12 * K), start=base, schedule=WSD(warmup=2 * K))
-        for base in bases
-    ]
-    (test,) = found(plan_of(study(*bases, *again)), "C18")
-    assert names(test.models) == ["610m-mlm", "610m-clm", "610m-mlm-on", "610m-clm-on"]
-    assert test.title == "610m · continued · QA · 12,000 steps on"
-
-
 def test_sizes_are_compared_over_the_ratios_that_both_have(plan_of):
     ratios = {"210m": (0.2, 0.4, 0.5), "610m": (0.2, 0.3, 0.4)}
     runs = [
@@ -409,19 +398,6 @@ def test_sizes_are_compared_over_the_ratios_that_both_have(plan_of):
     assert len(found(plan_of(study(*apart)), "C8")) == 1, (
         "one slope each, over other ratios: nothing to compare"
     )
-
-
-@pytest.mark.parametrize(
-    ("keep", "said"),
-    [
-        (40 * K, ""),
-        (30 * K, "the checkpoint is 10,000 steps before the decay: what they bring is in this gain"),
-    ],
-)
-def test_a_gain_of_the_decay_that_is_not_all_decay_says_so(plan_of, keep, said):
-    pair = [run(word, Stage(one, 42 * K), keep=(keep,)) for word, one in (("clm", CLM()), ("mlm", MLM(0.4)))]
-    tests = found(plan_of(study(*pair)), "B2")
-    assert [test.remark(None, None) if test.remark else "" for test in tests] == [said, said]
 
 
 # ---------------------------------------------------------------- published numbers
@@ -514,13 +490,6 @@ def test_raw_runs_are_known_for_sst2_alone(plan):
     assert NUMBERS.at_rates(recipe_of(plan, "610m-mlm50-42k"), "sst2") == {}
     spreads = [max(rates.values()) - min(rates.values()) for rates in RATES.values()]
     assert [round(spread, 1) for spread in spreads] == [14.1, 8.0]
-
-
-def test_a_continued_model_is_listed_by_the_steps_since_its_base(plan):
-    listed = printed(recipe_of(plan, "610m-clm-dec42k-mlm40-54k"))
-    assert (listed.kind, listed.steps, listed.causal, listed.ratio) == ("mlm", 12_000, 0, 0.4)
-    assert listed.base is not None
-    assert (listed.base.kind, listed.base.steps, listed.base.causal) == ("clm", 42_000, 42_000)
 
 
 def test_another_shape_rule_of_masking_or_batch_is_not_the_papers(plan):

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 
 from biphase import CLM, MLM, Stage, Study
-from biphase.papers.gisserot2025 import PAPER
 from biphase.report.evidence import gather
 from biphase.report.headline import difference, headline, noise
 from biphase.report.statistics.intervals import across
-from biphase.report.verdicts import READS, judge
 from biphase.study.ledger import finetunings
 
 
@@ -131,15 +129,6 @@ def test_nothing_complete_is_no_answer(ledger):
     assert top.against == ()
 
 
-def test_a_study_without_fine_tuning_judges_nothing(planned, run, tmp_path):
-    from biphase.store import Store
-
-    plan = planned(run("clm", Stage(CLM(), 20)))
-    top = headline(gather(plan, Store(tmp_path)), [])
-    assert "fine-tunes nothing" in top.answer
-    assert top.noise == ""
-
-
 def test_one_seed_has_no_interval(invent, run, grid, tmp_path):
     study = Study(
         "one",
@@ -168,24 +157,6 @@ def test_models_that_were_not_trained_here_are_compared_as_they_are(invent, grid
     top = headline(gather(*invent(study, tmp_path / "store", means=means)), [])
     assert top.answer.startswith("two scores best of 3 models: ")
     assert [lead.rival for lead in top.against] == ["one, the next"]
-
-
-def test_a_rival_of_several_seeds_says_so(invent, run, grid, tmp_path):
-    stages = {"clm": CLM(), "mlm": MLM(0.4)}
-    runs = [run(f"{n}{seed}", Stage(o, 20), seed=seed) for n, o in stages.items() for seed in (7, 8)]
-    means = {one.name: 80.0 + 2 * one.name.startswith("mlm") for one in runs}
-    study = Study("seeds", tuple(runs), grid("squad"))
-    top = headline(gather(*invent(study, tmp_path / "store", means=means)), [])
-    assert [lead.rival for lead in top.against] == ["causal only (clm7, 2 pretraining seeds)"]
-    assert top.against[0].average.covers == "pretraining and fine-tuning seeds"
-
-
-def test_verdicts_are_counted(evidence):
-    findings = judge(evidence, (PAPER,))
-    top = headline(evidence, findings)
-    assert sum(top.verdicts.values()) == len(findings)
-    assert top.verdicts["not tested"] == sum(one.verdict == "not tested" for one in findings)
-    assert list(top.verdicts) == list(READS)
 
 
 def test_equal_seeds_are_told_as_such(evidence):

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from dataclasses import replace
 
 import pytest
 
@@ -253,14 +252,6 @@ def test_a_long_curve_is_thinned_to_means(tree, steps):
     assert found.losses == pytest.approx(middles, abs=near + 1e-9)
 
 
-def test_a_mean_takes_lines_from_all_over_its_group(tree):
-    plan, store = tree
-    width = 105
-    noisy = logged(POINTS * width, loss=lambda step: 100.0 if (step - 1) % width < width // 2 else 0.0)
-    relog(plan, store, "clm", noisy)
-    assert all(35 < loss < 65 for loss in curve(plan, store, "clm").losses)
-
-
 @pytest.mark.parametrize("length", [3, 50, 700])
 def test_no_point_mixes_two_objectives(tree, length):
     plan, store = tree
@@ -353,26 +344,6 @@ def test_what_was_published_since_counts_more_than_what_was_told(running):
     assert curve(plan, store, "both", live=True) == curve(plan, store, "both")
     path.mkdir()
     assert curve(plan, store, "both", live=True) == curve(plan, store, "both")
-
-
-def test_a_first_piece_is_watched_from_its_first_line(running, planned):
-    plan, store, _ = running
-    first = plan.path(plan.results["clm"])[0]
-    for job in plan.path(plan.results["clm"]):
-        store.discard(store.checkpoints / job.key)
-    assert curve(plan, store, "clm", live=True).steps == []
-    live_file(plan, store, first.key).write_text(json.dumps(logged(1)[0]) + "\n{")
-    assert curve(plan, store, "clm", live=True).steps == [1]
-
-
-def test_a_moving_ratio_and_its_curve(run, invent, tmp_path):
-    falls = run("falls", Stage(MLM(Linear(0.4, 0.2, 10)), 20), schedule=WSD(1e-3, warmup=2, decay=0))
-    plan, store = invent(Study("s", (replace(falls, heldout_every=100),)), tmp_path)
-    found = curve(plan, store, "falls")
-    assert set(found.objectives) == {"mlm 40→20%"}
-    assert found.switches == ()
-    assert found.complete
-    assert costs(plan).flops == pytest.approx(sum(one.flops for one in job_costs(plan, store)))
 
 
 # ---------------------------------------------------------------- epochs

@@ -91,22 +91,6 @@ def test_the_papers_models_differ_in_nothing_but_size_objectives_and_steps(paper
     assert parameters == {"210m": 310_266_624, "610m": 755_625_600, "1b": 1_409_482_944}
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [
-        ("610m-clm-10k-mlm40-42k", "610m · CLM for 10,000 steps, then MLM 40% for 32,000"),
-        ("610m-clm-42k-5000", "610m · CLM for 5,000 steps (on the way to 42,000, not decayed)"),
-        (
-            "610m-clm-dec42k-mlm40-64k",
-            "610m · MLM 40% for 22,000 steps, continued after CLM for 42,000 steps",
-        ),
-        ("1b-mlm20-42k", "1b · MLM 20% for 42,000 steps"),
-    ],
-)
-def test_a_recipe_says_itself_in_words(paper, name, words):
-    assert recipe_of(paper, name).words() == words
-
-
 # ---------------------------------------------------------------- objectives the paper does not have
 
 
@@ -130,13 +114,6 @@ def test_what_was_asked_in_which_order(of, run, stages, kind, share, ratio):
     assert recipe.steps == recipe.of == 20
 
 
-def test_a_moving_ratio_that_begins_again_is_two_spans(of, run):
-    falls = MLM(Linear(0.4, 0.2, 10))
-    recipe = of(run("x", Stage(falls, 10), Stage(falls, 10)))
-    assert [(one.first, one.until) for one in recipe.spans] == [(0, 10), (10, 20)]
-    assert recipe.kind == "other"
-
-
 def test_a_checkpoint_before_the_switch_knows_only_what_it_has_seen(planned, run):
     plan = planned(run("x", Stage(CLM(), 10), Stage(MLM(0.4), 10), keep=(5, 15)))
     early, late = recipe_of(plan, "x-5"), recipe_of(plan, "x-15")
@@ -158,12 +135,6 @@ def test_a_published_model_as_it_is(of):
         None,
     )
     assert recipe.words() == "Some-Model · as it is"
-
-
-def test_a_published_model_that_is_gone_on_with(of, run):
-    corpus = Corpus("c", "./text", Pretrained("./tokens"))
-    recipe = of(run("x", Stage(MLM(0.4), 20), start=Hub("./models/mine/"), corpus=corpus))
-    assert (recipe.size, recipe.kind, recipe.base, recipe.continued) == ("mine", "mlm", None, 0)
 
 
 def test_an_untrained_size_is_a_start_whatever_else_starts_there(planned, run):
@@ -221,14 +192,6 @@ def test_what_goes_on_from_an_end_that_never_decayed_went_on_all_the_time(of, ru
     recipe = of(run("more", Stage(MLM(0.2), 10), start=trunk, schedule=WSD(1e-3, decay=4)))
     assert recipe.base == of(decayed), "the last decay on the way is the base"
     assert recipe.continued == 20
-
-
-def test_more_of_the_same_is_told_from_the_base_on(of, run):
-    base = run("base", Stage(MLM(0.4), 20))
-    recipe = of(run("more", Stage(MLM(0.4), 10), start=base))
-    assert [(one.first, one.until) for one in recipe.spans] == [(0, 30)]
-    assert [(one.first, one.until) for one in recipe.own] == [(20, 30)]
-    assert recipe.words() == "1m · MLM 40% for 10 steps, continued after MLM 40% for 20 steps"
 
 
 def test_the_same_steps_with_a_decay_between_them_are_another_recipe_and_no_sample(planned, run):
@@ -332,13 +295,6 @@ def test_anything_else_that_differs_is_another_setting_and_no_sample(planned, ru
     assert known["one"].recipe.setting != known["two"].recipe.setting
 
 
-def test_another_shape_under_the_same_name_is_no_sample(planned, run):
-    slim = replace(SIZES["1m"], heads=4, kv_heads=4)
-    known = models(planned(run("one", Stage(CLM(), 20)), run("two", Stage(CLM(), 20), start=slim, seed=2)))
-    assert list(known) == ["one", "two"]
-    assert known["one"].recipe.parameters == known["two"].recipe.parameters, "the case at hand"
-
-
 def test_size_objective_steps_and_seed_are_no_setting(planned, run):
     runs = (
         run("one", Stage(CLM(), 20)),
@@ -373,14 +329,6 @@ def test_a_schedule_in_shares_is_one_setting_at_every_length(planned, run):
     odd = run("odd", Stage(CLM(), 400), schedule=WSD(1e-3, warmup=0.1, decay=0.4))
     settings = {name: model.recipe.setting for name, model in models(planned(*budgets, odd)).items()}
     assert settings["b100"] == settings["b400"] != settings["odd"]
-
-
-def test_a_trunk_written_as_two_runs_is_not_taken_for_the_same_written_as_one(planned, run):
-    trunk = run("trunk", Stage(CLM(), 10), schedule=WSD(1e-3, warmup=2, decay=0))
-    parts = run("parts", Stage(MLM(0.4), 10), start=trunk, schedule=WSD(1e-3, decay=4))
-    known = models(planned(run("whole", Stage(CLM(), 10), Stage(MLM(0.4), 10)), parts))
-    assert list(known) == ["whole", "parts"]
-    assert known["whole"].recipe.kind == known["parts"].recipe.kind == "clm-mlm"
 
 
 @pytest.mark.parametrize(

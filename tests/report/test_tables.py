@@ -12,7 +12,6 @@ from biphase.report import tables
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.provenance import runs
-from biphase.report.statistics.intervals import of_scores
 from biphase.report.verdicts import judge
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
@@ -46,24 +45,6 @@ def test_scores_say_mean_interval_seeds_and_rates(evidence):
     assert [float(row[end]) for end in ("examples_low", "examples_high")] == pytest.approx(
         [100 * end for end in score.examples], abs=1e-4
     )
-
-
-def test_a_seed_without_all_its_rates_has_no_rate_and_is_not_averaged(ledger):
-    plan, store = ledger
-    one = next(
-        t
-        for t in finetunings(plan)
-        if t.model == plan.results["both"] and t.task.name == "sst2" and t.seed == 1
-    )
-    shutil.rmtree(store.trials / one.trials[0].key)
-    evidence = gather(plan, store)
-    row = next(
-        r
-        for r in read(tables.scores(evidence, estimate(evidence)))
-        if (r["model"], r["task"]) == ("both", "sst2")
-    )
-    assert (row["n"], row["done"], row["of"]) == ("2", "8", "9")
-    assert row["rate_of_each_seed"].split()[1] == "none"
 
 
 def test_a_model_without_a_complete_seed_has_empty_cells(ledger):
@@ -118,20 +99,6 @@ def test_every_leaf_is_listed_with_its_scores_or_why_it_is_missing(ledger):
     assert (row["rate"], row["seed"], row["metric"]) == ("2e-4", "1", grid.metric)
     assert float(row["test"]) == pytest.approx(100 * grid.test[grid.metric][2, 1], abs=1e-4)
     assert float(row["validation"]) == pytest.approx(100 * grid.validation[grid.metric][2, 1], abs=1e-4)
-
-
-def test_each_complete_seed_has_one_chosen_rate(evidence):
-    rows = read(tables.trial_table(evidence))
-    chosen = [(row["model"], row["task"], row["seed"]) for row in rows if row["chosen"]]
-    assert len(chosen) == len(set(chosen)) == len(evidence.models) * len(evidence.tasks) * len(evidence.seeds)
-    for row in rows:
-        alike = [
-            one
-            for one in rows
-            if [one[k] for k in ("model", "task", "seed")] == [row[k] for k in ("model", "task", "seed")]
-        ]
-        if row["chosen"]:
-            assert float(row["validation"]) == max(float(one["validation"]) for one in alike)
 
 
 def test_noise_is_told_by_source_as_far_as_seeds_can_tell_it(evidence):
@@ -210,13 +177,3 @@ def test_a_spreadsheet_finds_no_formula_in_a_file():
     read = list(csv.reader(io.StringIO(made.csv())))
     assert read[1] == [f"'{cell}" for cell in harmful]
     assert read[2] == list(harmless)
-
-
-def test_half_of_an_interval_stands_beside_a_mean_and_its_ends_where_the_scale_cuts_it(evidence):
-    cell = tables.boards(evidence, estimate(evidence))[0].lines[0].cells[2]
-    seeds = cell.score.seeds
-    assert cell.around == f"± {100 * (seeds.high - seeds.mean):.2f}"
-    cut = replace(
-        cell, score=replace(cell.score, seeds=of_scores(replace(seeds, mean=0.9, low=0.5, high=1.3)))
-    )
-    assert cut.around == "[50.00, 100.00]"

@@ -12,7 +12,7 @@ import pytest
 
 from biphase.errors import SpecError
 from biphase.leases import Leases
-from biphase.report.watch import HOST, Pace, Watcher, fingerprint, listen, progress, serve
+from biphase.report.watch import HOST, Watcher, fingerprint, listen, progress, serve
 from biphase.store import Store
 from biphase.study import ledger as state_ledger
 from biphase.study.describe import status_text
@@ -78,12 +78,6 @@ def test_the_page_is_served_with_its_progress_and_figures(asked):
     assert "losses" in json.loads(asked("/figures.json")[1])
     assert b"<h1" in asked("/main.html")[1]
     assert asked("/report.html?x=1")[1] == page
-
-
-def test_the_page_in_the_folder_is_an_ordinary_one(asked):
-    page = asked.watcher.page.read_text()
-    assert 'id="progress"' not in page
-    assert "status.json" not in page
 
 
 @pytest.mark.parametrize(
@@ -264,20 +258,6 @@ def test_the_fingerprint_costs_little_and_sees_every_kind_of_change(ledger):
     assert len(seen) == 5
     assert fingerprint(plan, store) in seen
     assert fingerprint(plan, Store(store.root / "nowhere"))
-
-
-def test_something_slow_rests_before_it_is_done_again():
-    pace = Pace()
-    with pace.turn("a") as due:
-        assert due
-        time.sleep(0.05)
-    with pace.turn("b") as due:
-        assert not due, "it rests three times as long as it took"
-    time.sleep(0.2)
-    with pace.turn("a") as due:
-        assert not due, "nothing changed"
-    with pace.turn("b") as due:
-        assert due
 
 
 @pytest.fixture

@@ -88,24 +88,6 @@ def test_a_mark_stands_where_its_model_stands(by_id, drawn):
                     assert {(x, round(y, 6)) for x, y in zip(series.x, series.y, strict=True)} <= ours
 
 
-def test_intervals_are_students_over_seeds(by_id, drawn):
-    series = drawn(by_id["objectives"], "Token classification", "CLM")
-    half = T4 * 0.5 * math.sqrt(2.5) / math.sqrt(5)  # the sd of five values half a point apart
-    for low, y, high in zip(series.low, series.y, series.high, strict=True):
-        assert (y - low, high - y) == pytest.approx((half, half))
-
-
-def test_a_point_tells_what_it_is(by_id, drawn):
-    text = drawn(by_id["objectives"], "Question answering", "CLM").hover[1]
-    assert text.splitlines() == [
-        "610m-clm-42k",
-        "610m · CLM for 42,000 steps",
-        "43.09 ± 0.98%",
-        "5 seeds, interval over fine-tuning seeds",
-        "learning rates 2e-5 ×15",
-    ]
-
-
 def test_ratios_by_size(by_id, drawn, mean_of, paper):
     evidence = paper[0]
     for size in ("210m", "610m", "1b"):
@@ -137,14 +119,6 @@ def test_splits_by_budget(by_id, drawn, mean_of, paper):
         assert list(series.y) == pytest.approx(expected)
         assert (series.x[0], series.x[-1]) == (0, 100)
     assert drawn(by_id["splits"], "Retrieval", "42k steps").x[1] == pytest.approx(100 * 10 / 42)
-
-
-def test_robustness_holds_the_same_ratios_with_and_without_clm(by_id, drawn):
-    after, alone = "CLM for 40k of 42k steps, then MLM", "MLM from scratch"
-    for panel in PANELS:
-        series = [drawn(by_id["robustness"], panel, name) for name in (alone, after)]
-        assert [one.x for one in series] == [(20, 30, 40, 50)] * 2
-        assert [one.look.role for one in series] == ["mlm", "clm-mlm"]
 
 
 def test_continued_begins_at_the_base(by_id, drawn, mean_of, paper):
@@ -270,13 +244,6 @@ def test_settings_are_never_joined(run, figures_of):
     found = figures_of(runs)
     assert [one.name for one in found["ratio"].entries] == ["1m (as m20)", "1m (as n20)"]
     assert [len(one.x) for one in found["ratio"].panels[0].series] == [2, 2]
-
-
-def test_pretraining_seeds_are_one_point(run, figures_of):
-    runs = [run(f"m{r}-{seed}", Stage(MLM(r / 100), 20), seed=seed) for r in (20, 40) for seed in (1, 2)]
-    found = figures_of(runs)
-    (series,) = found["ratio"].panels[0].series
-    assert series.x == (20.0, 40.0)
 
 
 def test_an_interval_ends_where_scores_do(run, figures_of):

@@ -143,37 +143,26 @@ def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
     assert (row["verdict"], row["estimate"], row["p"]) == ("not tested", "", "")
 
 
-def test_runs_tell_what_it_took(evidence):
-    rows = {row["run"]: row for row in read(tables.runs(runs(evidence)))}
-    assert list(rows) == list(evidence.plan.results)
+def test_runs_tell_what_it_took_and_invent_nothing(ledger):
+    plan, store = ledger
+    shutil.rmtree(store.checkpoints / plan.results["mlm"])
+    rows = {row["run"]: row for row in read(tables.runs(runs(gather(plan, store))))}
+    assert list(rows) == list(plan.results)
     row = rows["both"]
     assert (row["steps"], row["tokens"], row["standing"]) == ("20", str(20 * 128), "done")
     assert row["recipe"] == "1m · CLM for 10 steps, then MLM 40% for 10"
     assert float(row["flops"]) > 0
     assert float(row["heldout_clm"]) > 0
-    assert row["key"] == evidence.plan.results["both"]
+    assert row["key"] == plan.results["both"]
     assert (row["trials_done"], row["trials_of"]) == ("45", "45")
-
-
-def test_a_state_that_is_not_there_is_not_invented(ledger):
-    plan, store = ledger
-    shutil.rmtree(store.checkpoints / plan.results["mlm"])
-    evidence = gather(plan, store)
-    row = next(one for one in read(tables.runs(runs(evidence))) if one["run"] == "mlm")
+    row = rows["mlm"]
     assert (row["standing"], row["seconds"], row["epochs"], row["device"]) == ("ready", "", "", "")
 
 
-def test_files_quote_what_would_break_a_row():
-    odd = ("a,b", 'say "x"', "two\nlines", "−")
-    made = tables.Table("odd", ("one", "two", "three", "four"), (odd,))
-    assert list(csv.reader(io.StringIO(made.csv())))[1] == list(odd)
-    assert made.csv().startswith("one,two,three,four\n")
-
-
-def test_a_spreadsheet_finds_no_formula_in_a_file():
+def test_files_quote_what_would_break_a_row_and_hold_no_formula_of_a_spreadsheet():
+    odd = ("a,b", 'say "x"', "two\nlines", "−", "")
     harmful = ("=HYPERLINK(1)", "+cmd|' /C calc'!A0", "-2+3", "@SUM(1)", "\t=1")
     harmless = ("-2.5", "-1e-05", "+3", "2+3", "")
-    made = tables.Table("odd", tuple("abcde"), (harmful, harmless))
-    read = list(csv.reader(io.StringIO(made.csv())))
-    assert read[1] == [f"'{cell}" for cell in harmful]
-    assert read[2] == list(harmless)
+    table = tables.Table("odd", tuple("abcde"), (odd, harmful, harmless)).csv()
+    escaped = [f"'{cell}" for cell in harmful]
+    assert list(csv.reader(io.StringIO(table))) == [list("abcde"), list(odd), escaped, list(harmless)]

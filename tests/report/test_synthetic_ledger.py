@@ -71,23 +71,6 @@ def shape_of(value, but=()):
     return None
 
 
-def test_the_same_seed_invents_the_same_bytes_and_another_seed_others(run, grid, invent, tmp_path):
-    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("sst2", "nq", "msmarco"))
-
-    def content(folder, seed):
-        invent(study, tmp_path / folder, seed=seed)
-        root = tmp_path / folder
-        return {
-            path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
-        }
-
-    one = content("one", 0)
-    assert one == content("two", 0)
-    other = content("three", 1)
-    assert list(one) == list(other)
-    assert sum(one[path] != other[path] for path in one if path.name == TRIAL) == 27
-
-
 def test_invented_scores_never_join_a_store_that_holds_anything(tmp_path):
     (tmp_path / "trials").mkdir()
     asked = [sys.executable, str(ROOT / "benchmarks" / "synthetic_ledger.py"), str(tmp_path)]

@@ -1,19 +1,15 @@
-"""Colours: seen on white and on dark, told apart by everybody, and not needed in grey. Ticks: round, few, legible."""
+"""Colours: seen on white and on dark, told apart by everybody, and not needed in grey."""
 
 import itertools
 import math
 
 import pytest
 
-from biphase import CLM, MLM, MNTP
 from biphase.report.figures.description import (
     PALETTES,
     SHADES,
     Meaning,
-    from_zero,
     looks,
-    on_log,
-    role_of_path,
 )
 
 FURNITURE = ("text", "muted", "grid", "background")  # not for series
@@ -87,49 +83,3 @@ def test_series_of_one_objective_differ_in_grey_too(count):
     assert len({one.shade for one in made}) == min(count, len(SHADES))
     assert {(one.role, one.dash) for one in made} == {("mlm", "solid")}
     assert all(one.colour in LIGHT for one in made)
-
-
-@pytest.mark.parametrize(
-    ("way", "role"),
-    [
-        ([CLM()], "clm"),
-        ([CLM(), CLM(), MLM(0.4)], "clm-mlm"),
-        ([MLM(0.2), MLM(0.4)], "mlm"),
-        ([MLM(0.4), CLM()], "other"),
-        ([MNTP(0.2)], "other"),
-        ([], "other"),
-    ],
-)
-def test_the_order_of_objectives_is_the_hue(way, role):
-    assert role_of_path(way) == role
-
-
-# ---------------------------------------------------------------- ticks
-
-
-@pytest.mark.parametrize(
-    ("last", "ticks"),
-    [
-        (42_000, (0, 10_000, 20_000, 30_000, 40_000)),
-        (64_000, (0, 20_000, 40_000, 60_000)),
-        (240, (0, 50, 100, 150, 200)),
-        (1, (0, 0.2, 0.4, 0.6, 0.8, 1)),
-        (0, (0,)),
-    ],
-)
-def test_from_zero(last, ticks):
-    assert from_zero(last) == pytest.approx(ticks)
-
-
-@pytest.mark.parametrize(
-    ("values", "ticks"),
-    [
-        ((2.4e9, 9.9e10), (5e9, 1e10, 2e10, 5e10)),
-        ((1, 100), (1, 3, 10, 30, 100)),
-        ((1, 1e5), (1, 10, 100, 1e3, 1e4, 1e5)),
-        ((1, 1e9), (1, 100, 1e4, 1e6, 1e8)),
-        ((float("nan"),), ()),
-    ],
-)
-def test_on_log(values, ticks):
-    assert on_log(values) == pytest.approx(ticks)

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Stage, Study
-from biphase.keys import Identities
 from biphase.papers.gisserot2025 import published
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures
@@ -15,7 +14,6 @@ from biphase.report.figures.description import PAPER, role_of
 from biphase.report.pretraining import cost
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
-from biphase.study.plan import make_plan
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
 PANELS = [family.name.capitalize() for family in FAMILIES.values()]
@@ -168,14 +166,13 @@ def test_rates_show_every_rate_of_the_middle_size(by_id, drawn, paper):
 # ---------------------------------------------------------------- studies of other shapes
 
 
-OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
 GRID = Finetune((CATALOG["sst2"],), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
 
 
 @pytest.fixture
-def figures_of(evidence_of, tmp_path):
+def figures_of(evidence_of, planned, tmp_path):
     def of(runs, mean=lambda *_: 60.0, grid=GRID):
-        evidence = evidence_of(make_plan(Study("s", tuple(runs), grid), OUTSIDE), Store(tmp_path), mean)
+        evidence = evidence_of(planned(Study("s", tuple(runs), grid)), Store(tmp_path), mean)
         return {figure.id: figure for figure in figures(evidence, estimate(evidence))}
 
     return of
@@ -211,11 +208,9 @@ def test_missing_points_are_counted_and_not_drawn(run, figures_of):
     assert "missing" not in figures_of(runs)["ratio"].caption
 
 
-def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(run, evidence_of, tmp_path):
+def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(run, planned, evidence_of, tmp_path):
     runs = [run("m20", Stage(MLM(0.2), 20)), run("m40", Stage(MLM(0.4), 20))]
-    evidence = evidence_of(
-        make_plan(Study("s", tuple(runs), GRID), OUTSIDE), Store(tmp_path), lambda *_: 60.0
-    )
+    evidence = evidence_of(planned(Study("s", tuple(runs), GRID)), Store(tmp_path), lambda *_: 60.0)
     grid = evidence.grids["m20", "sst2"]
     for part in (grid.validation["accuracy"], grid.test["accuracy"], grid.seconds):
         part[0, 2] = np.nan  # one rate of the third seed
@@ -298,8 +293,8 @@ def test_one_name_has_one_colour_and_one_hue_one_order_of_objectives(by_id, pape
                     assert {roles[name] for name in models} == {one.look.role}, (figure.id, one.name)
 
 
-def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(evidence_of, plan_named, tmp_path):
-    plan = plan_named("paper")
+def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(evidence_of, plan_of, tmp_path):
+    plan = plan_of("paper")
 
     def mean(model, task):
         return 60.0 if task.family == "SC" or model.recipe.final else None

@@ -1,6 +1,5 @@
 """Losses, repetition, the tree and the costs: from checkpoints on disk, whether or not anything was fine-tuned."""
 
-import itertools
 import json
 import math
 import shutil
@@ -8,15 +7,12 @@ import shutil
 import pytest
 
 from biphase import CATALOG, CLM, MLM, MNTP, Finetune, Stage, Study
-from biphase.keys import Identities
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.figures import scores, training
 from biphase.report.pretraining import gaps
 from biphase.store import Store, publish, write_json
-from biphase.study.plan import make_plan
 
-OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
 SECONDS = 10.0  # of each step
 
 
@@ -46,14 +42,20 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
             publish(folder, store.checkpoints / job.key)
 
 
-def evidence_for(runs, store, grid=None, **how):
-    plan = make_plan(Study("s", tuple(runs), grid), OUTSIDE)
-    compute(plan, store, **how)
-    return gather(plan, store)
+@pytest.fixture
+def evidence_for(planned):
+    """The evidence of runs that were computed."""
+
+    def made(runs, store, **options):
+        plan = planned(*runs)
+        compute(plan, store, **options)
+        return gather(plan, store)
+
+    return made
 
 
 @pytest.fixture
-def three(run, tmp_path):
+def three(run, evidence_for, tmp_path):
     runs = [
         run("clm", Stage(CLM(), 20), keep=(10,)),
         run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
@@ -86,16 +88,10 @@ def test_heldout_losses_begin_where_their_run_leaves_another(three):
     assert [one.name for one in figure.entries] == ["CLM", "CLM → MLM 40%", "MLM 40%"]
 
 
-def test_switches_and_decays_are_uprights_with_words_in_the_first_panel(three):
-    figure = training.losses_figure(three)
-    assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(10, "→ MLM 40%"), (16, "decay")]
-    assert [(one.x, one.label) for one in figure.panels[1].verticals] == [(10, ""), (16, "")]
-
-
-def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, tmp_path):
+def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, planned, tmp_path):
     store = Store(tmp_path)
     runs = [run("clm", Stage(CLM(), 20), keep=(10,)), run("mlm", Stage(MLM(0.4), 20))]
-    plan = make_plan(Study("s", tuple(runs)), OUTSIDE)
+    plan = planned(*runs)
     compute(plan, store, only={plan.results["clm-10"]})
     figure = training.losses_figure(gather(plan, store))
     (line,) = figure.panels[0].series
@@ -104,11 +100,11 @@ def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, tmp_path):
     assert not figure.panels[0].verticals  # the decay lies ahead
 
 
-def test_live_losses_reach_further_than_what_is_saved(run, tmp_path):
+def test_live_losses_reach_further_than_what_is_saved(run, planned, tmp_path):
     from biphase.study.ledger import live_file
 
     store = Store(tmp_path)
-    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
+    plan = planned(run("clm", Stage(CLM(), 20), keep=(10,)))
     compute(plan, store, only={plan.results["clm-10"]})
     key = next(job.key for job in plan.jobs.values() if job.span == (10, 16))
     place = live_file(plan, store, key)
@@ -149,37 +145,6 @@ def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
     assert len(marks) == 50
 
 
-def test_no_two_pieces_lie_upon_each_other(paper):
-    (panel,) = training.tree_figure(paper[0]).panels
-    rows: dict[float, list[tuple[float, float]]] = {}
-    for one in panel.series:
-        if one.draws == "line" and one.name != "joints":
-            for first, last, row in segments(one):
-                rows.setdefault(row, []).append((first, last))
-    for spans in rows.values():
-        spans.sort()
-        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-    # And no joint crosses a training job on a row between its ends.
-    joints = next(one for one in panel.series if one.name == "joints")
-    for at in range(0, len(joints.x), 3):
-        x, (top, bottom) = joints.x[at], joints.y[at : at + 2]
-        between = [span for row, spans in rows.items() if top < row < bottom for span in spans]
-        assert not [span for span in between if span[0] < x < span[1]]
-
-
-def test_the_tree_tells_what_is_done(three, tmp_path):
-    figure = training.tree_figure(three)
-    assert "7 of 7" in figure.caption
-    assert "(50 steps" in figure.caption
-    hollow = [one.look.hollow for one in figure.panels[0].series if one.draws == "points"]
-    assert hollow == [False]
-    store = Store(tmp_path / "other")
-    half = gather(three.plan, store)
-    assert [
-        one.look.hollow for one in training.tree_figure(half).panels[0].series if one.draws == "points"
-    ] == [True]
-
-
 # ---------------------------------------------------------------- costs
 
 
@@ -193,7 +158,7 @@ def amounts(panel):
     return found
 
 
-def test_costs_are_seconds_times_devices(run, tmp_path):
+def test_costs_are_seconds_times_devices(run, evidence_for, tmp_path):
     base = run("clm", Stage(CLM(), 20))
     runs = [
         base,
@@ -229,9 +194,9 @@ def test_a_cpu_has_no_gpu_hours_and_short_work_is_told_in_minutes(three):
     assert amounts(panel)["CLM"] == pytest.approx(200 / 60)
 
 
-def test_finetuning_stands_beside_pretraining_by_task(run, evidence_of, tmp_path):
+def test_finetuning_stands_beside_pretraining_by_task(run, planned, evidence_of, tmp_path):
     grid = Finetune((CATALOG["sst2"], CATALOG["conll2003"]), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
-    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20)),), grid), OUTSIDE)
+    plan = planned(Study("s", (run("clm", Stage(CLM(), 20)),), grid))
     evidence = evidence_of(plan, Store(tmp_path), lambda model, task: 60.0 if task.name == "sst2" else None)
     figure = training.costs_figure(evidence)
     (panel,) = figure.panels

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from small_studies import K, claims_of, clm, mlm, names, run, study, two
 
-from biphase import CLM, MLM, SIZES, WSD, Claim, Fewer, Stage
+from biphase import MLM, SIZES, WSD, Claim, Fewer, Stage
 from biphase.papers.gisserot2025 import PAPER as GISSEROT
 from biphase.papers.gisserot2025.published import FAMILY_MEANS, RATES
 from biphase.report.contrasts import AnyOf
@@ -203,11 +203,6 @@ def both(size="610m", steps=12 * K, **fields):
 
 def quarter(size="610m", steps=12 * K, **fields):
     return two(steps // 4, steps, name=f"{size}-two-{steps}", **({"start": SIZES[size]} | fields))
-
-
-def test_the_longest_budget_of_both_is_compared(plan_of):
-    plan = plan_of(study(*both(), *both(steps=22 * K), run("long", Stage(CLM(), 42 * K))))
-    assert shown(found(plan, "C1")) == {"610m · SC": (["610m-mlm-22000", "610m-clm-22000"], None)}
 
 
 def test_runs_of_another_setting_are_not_compared_and_make_their_own_parts(plan_of):

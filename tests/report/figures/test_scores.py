@@ -86,52 +86,52 @@ def test_a_mark_stands_where_its_model_stands(by_id, drawn):
                     assert {(x, round(y, 6)) for x, y in zip(series.x, series.y, strict=True)} <= ours
 
 
-def test_ratios_by_size(by_id, drawn, mean_of, paper):
-    evidence = paper[0]
-    for size in ("210m", "610m", "1b"):
-        series = drawn(by_id["ratio"], "Retrieval", size)
-        expected = {
-            float(ratio): mean_of(evidence.models[f"{size}-mlm{ratio}-42k"], evidence.tasks["nq"])
-            for ratio in (20, 30, 40, 50)
-        }
-        assert points(series) == pytest.approx(expected)
-        assert series.look.role == "mlm"
-    assert by_id["ratio"].panels[0].x.labels == ("20%", "30%", "40%", "50%")
-    assert len(by_id["ratio"].entries) == 4  # a budget with one ratio is no line
+def of_budget(steps, *causal):
+    return [f"mlm40-{steps}k", *(f"clm-{n}k-mlm40-{steps}k" for n in causal), f"clm-{steps}k"]
 
 
-def test_splits_by_budget(by_id, drawn, mean_of, paper):
-    evidence = paper[0]
-    rows = {
-        "12k steps": ["mlm40-12k", "clm-3k-mlm40-12k", "clm-6k-mlm40-12k", "clm-9k-mlm40-12k", "clm-12k"],
-        "22k steps": ["mlm40-22k", "clm-5k-mlm40-22k", "clm-11k-mlm40-22k", "clm-17k-mlm40-22k", "clm-22k"],
-        "42k steps": ["mlm40-42k", "clm-10k-mlm40-42k", "clm-21k-mlm40-42k", "clm-32k-mlm40-42k", "clm-40k-mlm40-42k", "clm-42k"],
-    }  # fmt: skip
-    assert [one.name for one in by_id["splits"].entries] == [*rows, "MLM", "CLM", PAPER]
-    ends = {one.name: one for one in by_id["splits"].panels[0].series if one.name in ("MLM", "CLM")}
-    assert (set(ends["MLM"].x), set(ends["CLM"].x)) == ({0}, {100}), "pure objectives have their own colours"
-    assert (ends["MLM"].look.role, ends["CLM"].look.role) == ("mlm", "clm")
-    for name, models in rows.items():
-        series = drawn(by_id["splits"], "Sequence classification", name)
-        expected = [mean_of(evidence.models[f"610m-{one}"], evidence.tasks["sst2"]) for one in models]
-        assert list(series.y) == pytest.approx(expected)
-        assert (series.x[0], series.x[-1]) == (0, 100)
-    assert drawn(by_id["splits"], "Retrieval", "42k steps").x[1] == pytest.approx(100 * 10 / 42)
-
-
-def test_continued_begins_at_the_base(by_id, drawn, mean_of, paper):
-    evidence = paper[0]
-    for name, word, role in (("CLM base", "clm", "clm-mlm"), ("MLM 40% base", "mlm40", "mlm")):
-        series = drawn(by_id["continued"], "Sequence classification", name)
-        models = [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))]
-        assert series.x == (0, 2_000, 12_000, 22_000)
-        assert list(series.y) == pytest.approx(
-            [mean_of(evidence.models[one], evidence.tasks["sst2"]) for one in models]
+CURVES = {  # figure, series → role, x, models
+    **{
+        ("ratio", size): ("mlm", (20, 30, 40, 50), [f"{size}-mlm{r}-42k" for r in (20, 30, 40, 50)])
+        for size in ("210m", "610m", "1b")
+    },
+    **{
+        ("splits", f"{steps}k steps"): (
+            "clm-mlm",
+            (0, *(100 * n / steps for n in causal), 100),
+            [f"610m-{one}" for one in of_budget(steps, *causal)],
         )
+        for steps, *causal in ((12, 3, 6, 9), (22, 5, 11, 17), (42, 10, 21, 32, 40))
+    },
+    **{
+        ("continued", name): (
+            role,
+            (0, 2_000, 12_000, 22_000),
+            [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))],
+        )
+        for name, word, role in (("CLM base", "clm", "clm-mlm"), ("MLM 40% base", "mlm40", "mlm"))
+    },
+}
+
+
+@pytest.mark.parametrize(("figure", "name"), CURVES)
+def test_curves_show_their_models(by_id, drawn, mean_of, paper, figure, name):
+    role, xs, models = CURVES[figure, name]
+    for panel, task in (("Sequence classification", "sst2"), ("Retrieval", "nq")):
+        series = drawn(by_id[figure], panel, name)
+        means = [mean_of(paper[0].models[one], paper[0].tasks[task]) for one in models]
+        assert series.x == pytest.approx(xs)
+        assert list(series.y) == pytest.approx(means)
         assert series.look.role == role
+
+
+def test_pure_objectives_and_bases_have_their_own_colours(by_id, drawn):
+    ends = {one.name: one for one in by_id["splits"].panels[0].series if one.name in ("MLM", "CLM")}
+    assert (set(ends["MLM"].x), set(ends["CLM"].x)) == ({0}, {100})
+    assert (ends["MLM"].look.role, ends["CLM"].look.role) == ("mlm", "clm")
     base = drawn(by_id["continued"], "Sequence classification", "CLM")
     assert (base.x, base.look.role) == ((0,), "clm")
-    assert by_id["continued"].panels[0].x.labels == ("base", "", "12k", "22k")
+    assert len(by_id["ratio"].entries) == 4  # a budget with one ratio is no line
 
 
 def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn, paper):

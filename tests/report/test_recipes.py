@@ -267,7 +267,6 @@ def test_continued_samples_stay_samples_and_two_ways_on_from_one_base_are_none(p
         {"corpus": Corpus("other", "./text", BPE(2048))},
         {"start": replace(SIZES["1m"], rope_base=5e4)},
         {"start": replace(SIZES["1m"], tied=True)},
-        {"start": replace(SIZES["1m"], heads=4, kv_heads=4)},  # as many parameters
     ],
     ids=lambda fields: next(iter(fields)),
 )
@@ -276,6 +275,13 @@ def test_anything_else_that_differs_is_another_setting_and_no_sample(planned, ru
     known = models(plan)
     assert list(known) == ["one", "two"]
     assert known["one"].recipe.setting != known["two"].recipe.setting
+
+
+def test_another_shape_under_the_same_name_is_no_sample(planned, run):
+    slim = replace(SIZES["1m"], heads=4, kv_heads=4)
+    known = models(planned(run("one", Stage(CLM(), 20)), run("two", Stage(CLM(), 20), start=slim, seed=2)))
+    assert list(known) == ["one", "two"]
+    assert known["one"].recipe.parameters == known["two"].recipe.parameters, "the case at hand"
 
 
 def test_size_objective_steps_and_seed_are_no_setting(planned, run):

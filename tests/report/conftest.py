@@ -175,9 +175,9 @@ def evidence_of(tmp_path_factory):
     Validation scores are the test scores, unless `validation` gives others in the same way. `metrics` names more than
     the selecting metric; all have the same scores. NaN: that trial is missing.
     """
-    store = Store(tmp_path_factory.mktemp("no-store-either"))
+    nowhere = Store(tmp_path_factory.mktemp("no-store-either"))
 
-    def evidence(plan, score, validation=None, metrics=()):
+    def evidence(plan, score, validation=None, metrics=(), *, store=nowhere, seconds=1.0, machines=()):
         finetune = plan.study.finetune
         known, grids = models(plan), {}
         shape = len(finetune.lrs), len(finetune.seeds)
@@ -196,9 +196,9 @@ def evidence_of(tmp_path_factory):
                         keys=tuple(tuple(f"{lr}-{seed}" for seed in finetune.seeds) for lr in finetune.lrs),
                         validation=dict.fromkeys(names, chosen),
                         test=dict.fromkeys(names, test),
-                        seconds=np.where(np.isfinite(test), 1.0, np.nan),
+                        seconds=np.where(np.isfinite(test), seconds, np.nan),
                         examples=0,
-                        machines=(),
+                        machines=machines,
                     )
         return Evidence(
             plan,

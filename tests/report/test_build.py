@@ -1,4 +1,4 @@
-"""The files of a report: whole, alone, the same for the same ledger, and honest about what is missing."""
+"""The files of a report, HTML, Markdown and LaTeX: whole, the same for the same ledger, honest about what is missing."""
 
 import csv
 import html
@@ -15,8 +15,9 @@ import pytest
 from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
 from biphase.papers.gisserot2025 import PAPER
-from biphase.report.build import KNOWN, build
-from biphase.report.page.render import inside_script
+from biphase.report.build import KNOWN, build, escape, latex, markdown
+from biphase.report.content import collect
+from biphase.report.page.render import AxisScale, Mark, drawing, inside_script
 from biphase.store import Store
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
@@ -113,19 +114,6 @@ def test_the_same_ledger_gives_the_same_bytes_wherever_it_lies(ledger, tmp_path)
         assert str(tmp_path).encode() not in content, name
 
 
-def test_another_score_gives_another_report(ledger, rewrite, tmp_path):
-    plan, store = ledger
-    build(plan, store, tmp_path / "one", static=False)
-    trial = next(iter(finetunings(plan))).trials[0]
-    rewrite(
-        store.trials / trial.key, "trial.json", lambda about: about["scores"]["test"].update(accuracy=0.123)
-    )
-    build(plan, store, tmp_path / "two", static=False)
-    one, two = texts(tmp_path / "one"), texts(tmp_path / "two")
-    assert one["report.html"] != two["report.html"]
-    assert b"12.3000" in two["trials.csv"]
-
-
 def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
     name = 'x"><img src=q onerror=alert(1)>&'
     study = Study(
@@ -145,15 +133,6 @@ def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
     assert "</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?" in words(own)
     assert name in data_of(page, "tables")["families"]["cells"][0]["all"]
     assert "<img" not in built.page.with_name("report.md").read_text().replace("\\<img", "")
-
-
-def test_a_lead_that_is_noise_is_not_shown_as_one(three, invent, page, tmp_path):
-    told = "no significant difference"
-    assert told not in words(page)
-    means = dict.fromkeys(("clm-10", "clm", "mlm", "both"), 80.0)
-    noisy = build(*invent(three, tmp_path / "even", means=means), tmp_path / "noisy", static=False)
-    assert not any(lead.clear for lead in noisy.content.headline.against)
-    assert words(noisy.page.read_text()).count(told) == 2
 
 
 def test_a_study_that_has_just_begun_has_a_report(three, planned, tmp_path):
@@ -309,50 +288,26 @@ def test_a_claim_that_points_the_other_way_is_not_hidden_as_underpowered(built, 
     assert all(float(row["detectable"]) <= 100 for row in rows if row["detectable"])
 
 
-def test_the_paper_is_cited_above_its_claims_and_families_are_spelled_out(built, page):
-    seen = words(page)
-    assert seen.index(PAPER.title) < seen.index("C1 MLM 40%")
-    assert "arXiv:2507.00994" in seen
-    for family, name in {"SC": "sequence classification", "TC": "token classification"}.items():
-        assert seen.index(f"{name} ({family})") <= seen.index(family) - len(name) - 2
-    assert PAPER.title in built.page.with_name("report.md").read_text()
-    assert "+2.09 (210m), +3.42 (610m), +5.55 (1b)" in summary(page, "C1"), "although its models were others"
-    assert "In the paper" not in summary(page, "C7")
-
-
-def test_a_damaged_checkpoint_is_named_and_the_rest_is_reported(ledger, tmp_path):
+def test_a_failed_job_and_damaged_files_are_named_and_the_rest_is_reported(ledger, tmp_path):
     plan, store = ledger
-    (store.checkpoints / plan.results["mlm"] / "checkpoint.json").write_text("{")
+    mlm, clm, both = (plan.results[name] for name in ("mlm", "clm", "both"))
+    shutil.rmtree(store.checkpoints / mlm)
+    state_ledger.note_failure(plan, store, mlm, ValueError("the loss was not finite"))
+    (store.checkpoints / clm / "checkpoint.json").write_text("{")
+    (store.checkpoints / both / "metrics.jsonl").write_text("{")
     built = build(plan, store, tmp_path / "report", static=False)
-    page = words(built.page.read_text())
-    assert "1 file cannot be read" in page
-    assert f"{plan.results['mlm'][:8]} " in page
-    assert "checkpoint.json is missing" in page
-    assert built.content.headline.subject == "CLM for 10 steps, then MLM 40% for 10"
-
-
-def test_a_training_job_that_failed_is_named_with_its_reason(ledger, tmp_path):
-    plan, store = ledger
-    key, why = plan.results["mlm"], "the loss was not finite"
-    shutil.rmtree(store.checkpoints / key)
-    state_ledger.note_failure(plan, store, key, ValueError(why))
-    built = build(plan, store, tmp_path / "report", static=False)
-    failed = [(one.title, one.key, one.why) for one in built.content.missing.failed]
-    assert failed == [("mlm", key, f"ValueError: {why}")]
+    assert ("mlm", mlm, "ValueError: the loss was not finite") in [
+        (one.title, one.key, one.why) for one in built.content.missing.failed
+    ]
     for text in (words(built.page.read_text()), (tmp_path / "report" / "report.md").read_text()):
-        assert "1 job failed" in text
-        assert why in text
+        assert "the loss was not finite" in text
         assert re.search(r"Not pretrained yet:? mlm\b", text[text.index("What is missing") :])
-
-
-def test_losses_that_were_changed_are_not_replaced_by_earlier_ones(ledger, tmp_path):
-    plan, store = ledger
-    (store.checkpoints / plan.results["mlm"] / "metrics.jsonl").write_text("{")
-    built = build(plan, store, tmp_path / "report", static=False)
-    run = next(one for one in built.content.runs if one.name == "mlm")
-    assert run.heldout == {}
-    assert run.wrong.startswith(f"checkpoints/{run.key}/metrics.jsonl ")
+        assert clm[:8] in text
+    changed = next(one for one in built.content.runs if one.name == "both")
+    assert changed.heldout == {}, "not replaced by earlier losses"
+    assert changed.wrong.startswith(f"checkpoints/{both}/metrics.jsonl ")
     assert str(store.root) not in built.page.read_text()
+    assert built.content.headline.subject == "CLM for 10 steps, then MLM 40% for 10"
 
 
 def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
@@ -382,3 +337,102 @@ def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
     rows = {row["key"]: row["missing"] for row in rows_of(built, "trials")}
     assert rows[failed_key].endswith(why)
     assert rows[gone[0]] == "not computed"
+    text, tex = markdown(built.content), latex(built.content)["families.tex"]
+    assert "| mlm | sst2 | 9 | 9 |" in text
+    assert next(row for row in text.splitlines() if row.startswith("| mlm |") and "0/9" in row)
+    assert next(row for row in body(tex) if row[0].strip() == "mlm")[1].strip() == "---"
+
+
+# ---------------------------------------------------------------- Markdown and LaTeX
+
+
+def body(text):
+    """The rows of a LaTeX table between the rules, split into cells."""
+    inner = text.split("\\midrule\n", 1)[1].split("\\bottomrule")[0]
+    lines = [line.removeprefix("\\midrule\n") for line in inner.split(" \\\\\n") if line.strip()]
+    return [re.split(r"(?<!\\)&", line) for line in lines]
+
+
+def test_markdown_has_the_answer_every_claim_every_score_figures_and_provenance(built):
+    content = built.content
+    text, bare = markdown(content), markdown(content, drawn=False)
+    lines = text.splitlines()
+    assert lines[0] == "# Is it so?"
+    assert content.headline.answer in lines[2].replace("\\", "")
+    assert all(f"| {one.id} |" in text for one in content.findings)
+    parts = text.split("The tests behind the verdicts")[1].split("</details>")[0]
+    assert parts.count("\n| ") == 1 + sum(len(one.parts) for one in content.findings)
+    table = text.split("## Families\n")[1].split("\n\n")[1].splitlines()[2:]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table]
+    for line, row in zip(content.boards[0].lines, rows[:-1], strict=True):
+        assert row[0] == line.model.name
+        for cell, shown in zip(line.cells, row[1:], strict=True):
+            mean = f"{100 * cell.score.seeds.mean:.2f}"
+            value, _, around = shown.partition(" ")
+            assert value == (f"**{mean}**" if cell.best else mean)
+            assert around.startswith("± ") or around == f"({cell.score.no_interval})"
+    for figure in content.figures:
+        assert f"](figures/{figure.id}.svg)" in text
+        assert f"### {figure.title}" in bare
+    assert "svg" not in bare
+    for name, key in content.evidence.plan.tasks.items():
+        assert name.replace("_", r"\_") in text
+        assert key in text
+    assert "2e-5, 5e-5, 2e-4" in text
+
+
+def test_words_of_a_user_stay_words_in_markdown_and_latex(ledger):
+    plan, store = ledger
+    asked = "a | b <script>x</script> [link](y) `code` *star*\nnext"
+    text = markdown(collect(replace(plan, question=asked), store))
+    assert text.splitlines()[0] == (r"# a \| b \<script\>x\</script\> \[link\](y) \`code\` \*star\* next")
+    assert escape("50%_a & {b} #1 ~ ^ $ \\") == (
+        r"50\%\_a \& \{b\} \#1 \textasciitilde{} \textasciicircum{} \$ \textbackslash{}"
+    )
+    assert escape("mlm − clm → 1\n2") == r"mlm $-$ clm $\rightarrow$ 1 2"
+    assert escape("[a]") == "{[}a{]}"  # after a rule or a line break a bracket opens an option
+
+
+def test_latex_tables_compile_and_show_the_same_numbers(built):
+    content, tables = built.content, latex(built.content)
+    assert sorted(tables) == ["claims.tex", "families.tex", "tasks.tex"]
+    for text in tables.values():
+        width = len(re.search(r"\\begin\{tabular\}\{(\w+)\}", text)[1])
+        assert {len(row) for row in body(text)} == {width}
+        assert text.count("\\begin{tabular}") == text.count("\\end{tabular}") == 1
+        assert re.sub(r"\\[{}]", "", text).count("{") == re.sub(r"\\[{}]", "", text).count("}")
+        assert text.isascii(), sorted({sign for sign in text if not sign.isascii()})
+    *rows, baseline = body(tables["families.tex"])
+    assert [cell.strip() for cell in baseline] == ["trivial baseline", *["25.00"] * 4]
+    for line, row in zip(content.boards[0].lines, rows, strict=True):
+        assert row[0].strip() == line.model.name
+        for cell, shown in zip(line.cells, row[1:], strict=True):
+            mean = f"{100 * cell.score.seeds.mean:.2f}"
+            assert mean in shown
+            assert (f"\\textbf{{{mean}}}" in shown) == cell.best
+    seeds = content.boards[0].lines[0].cells[2].score.seeds
+    assert f"$\\pm$ {100 * (seeds.high - seeds.mean):.2f}" in rows[0][3]
+    finding = next(one for one in content.findings if one.id == "C1")
+    row = next(row for row in body(tables["claims.tex"]) if row[0].strip() == "C1")
+    assert row[1].strip() == finding.verdict
+    assert row[3].strip() == f"${finding.parts[0].estimate.mean:+.2f}$"
+
+
+# ---------------------------------------------------------------- forest plots
+
+
+def test_forest_rows_share_a_scale_with_zero_and_a_long_interval_is_cut_and_marked():
+    mark = Mark(1.0, 0.5, 1.5, examples=(0.2, 1.8), paper=1.2, margin=-0.5)
+    marks = [Mark(1.0, -100.0, 102.0), Mark(2.0, 1.5, 2.5), mark, Mark(float("nan"))]
+    scale = AxisScale(marks)
+    assert scale.high - scale.low < 20
+    assert scale.at(-1.0) < scale.at(0) < scale.at(2.0)
+    assert 0 in scale.ticks()
+    cut, whole, full, unknown = (drawing(one, scale) for one in marks)
+    assert cut.count("l-4 4 4 4") == cut.count("l4 4-4 4") == 1
+    assert "l4 4" not in whole
+    for what, x in {"margin": -0.5, "examples": 0.2}.items():
+        assert re.search(rf'class="{what}"[^>]* x1="{scale.at(x)}"', full)
+    assert "+1.00 [+0.50, +1.50], paper +1.20" in full
+    assert 'class="zero"' in unknown
+    assert not any(f'class="{what}"' in unknown for what in ("mean", "seeds", "paper"))

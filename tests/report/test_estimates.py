@@ -16,24 +16,19 @@ from biphase.report.page.render import render
 from biphase.study.ledger import finetunings
 
 
-def test_one_seed_still_has_test_examples(invent, run, grid, tmp_path):
+def test_one_seed_has_test_examples_and_what_is_missing_has_its_reason(invent, run, grid, tmp_path):
     study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("squad", "conll2003", seeds=(0,)))
-    found = estimate(gather(*invent(study, tmp_path)))
+    evidence = gather(*invent(study, tmp_path))
+    found = estimate(evidence)
     for score in (found.tasks["clm", "squad"], found.families["clm", "QA"]):
         assert math.isnan(score.seeds.low)
         low, high = score.examples
         assert low < score.seeds.mean < high
+        assert ("one seed" in score.no_interval, score.no_examples) == (True, "")
     noise = found.families["clm", "QA"].noise
     examples = noise.intervals["test examples"]
     assert (examples.low, examples.high) == pytest.approx((low, high), abs=0.005)
     assert (noise.pretraining_seeds, noise.finetuning_seeds) == (1, 1)
-
-
-def test_an_interval_that_is_missing_has_its_reason(invent, run, grid, tmp_path):
-    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("squad", seeds=(0,)))
-    evidence = gather(*invent(study, tmp_path))
-    score = estimate(evidence).tasks["clm", "squad"]
-    assert (score.no_interval, score.no_examples) == ("one seed: no interval", "")
     every = frozenset(key for row in evidence.grids["clm", "squad"].keys for key in row)
     score = estimate(replace(evidence, bare=every)).tasks["clm", "squad"]
     assert score.examples is None
@@ -130,40 +125,29 @@ def winning(places):
     return change
 
 
-@pytest.mark.parametrize(
-    ("places", "expected"),
-    [
-        ((2, 2, 2), "on squad the highest, 2e-4, won 12 of 12 times"),
-        ((2, 1, 2), "on squad the highest, 2e-4, won 8 of 12 times"),
-        ((0, 0, 1), "on squad the lowest, 2e-5, won 8 of 12 times"),
-        ((1, 1, 2), ""),
-        ((0, 1, 2), ""),
-    ],
-)
-def test_an_end_of_the_grid_that_wins_most_often_is_named(ledger, places, expected):
-    said = edges_of(gather(*ledger), winning(places))
-    assert said == (f"A better learning rate may lie beyond the grid: {expected}." if expected else "")
+def alike(grid):
+    """All rates do alike."""
+    return replace(grid, validation={grid.metric: np.zeros((len(grid.lrs), len(grid.seeds)))})
 
 
-def test_where_all_rates_do_alike_none_has_won(ledger):
-    def alike(grid):
-        return replace(grid, validation={grid.metric: np.zeros((len(grid.lrs), len(grid.seeds)))})
-
-    evidence = gather(*ledger)
-    assert all(set(alike(grid).chosen.values()) == {0} for grid in evidence.grids.values())
-    assert edges_of(evidence, alike) == ""
-
-
-def test_a_part_of_the_grid_has_no_ends_of_its_own(ledger):
+def part(grid):
     """As checkpoints on the way have it: two rates, of which one always wins."""
+    won = winning((1, 1, 1))(grid)
+    scores = won.validation[grid.metric].copy()
+    scores[2] = np.nan
+    keys = (*grid.keys[:2], tuple("" for _ in grid.seeds))
+    return replace(won, keys=keys, validation={grid.metric: scores})
 
-    def part(grid):
-        won = winning((1, 1, 1))(grid)
-        scores = won.validation[grid.metric].copy()
-        scores[2] = np.nan
-        keys = (*grid.keys[:2], tuple("" for _ in grid.seeds))
-        return replace(won, keys=keys, validation={grid.metric: scores})
 
+def test_an_end_of_the_grid_that_wins_most_often_is_named(ledger):
     evidence = gather(*ledger)
+    for places, facts in {
+        (2, 2, 2): "on squad the highest, 2e-4, won 12 of 12 times",
+        (2, 1, 2): "on squad the highest, 2e-4, won 8 of 12 times",
+        (0, 0, 1): "on squad the lowest, 2e-5, won 8 of 12 times",
+    }.items():
+        assert facts in edges_of(evidence, winning(places))
+    assert all(set(alike(grid).chosen.values()) == {0} for grid in evidence.grids.values())
     assert all(set(part(grid).chosen.values()) == {1} for grid in evidence.grids.values())
-    assert edges_of(evidence, part) == ""
+    for change in (winning((1, 1, 2)), winning((0, 1, 2)), alike, part):
+        assert edges_of(evidence, change) == ""

@@ -4,7 +4,6 @@ import contextlib
 import math
 import random
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -133,19 +132,6 @@ def test_a_family_is_the_mean_of_its_tasks_seed_by_seed(ledger):
     other = evidence.scores(model, "nq", "mrr@10")
     assert other.shape == (1, 3)
     assert not np.allclose(other, two[1])
-
-
-def test_nothing_is_chosen_by_rate(ledger):
-    evidence = gather(*ledger)
-    model = evidence.models["mlm"]
-    by_rate = evidence.by_rate(model, "squad")
-    assert by_rate.shape == (1, 3, 3)
-    assert np.array_equal(by_rate[0], evidence.grids["mlm", "squad"].test["token_f1"])
-    assert np.array_equal(
-        evidence.by_rate(model, "squad", "exact_match")[0], evidence.grids["mlm", "squad"].test["exact_match"]
-    )
-    assert np.isnan(evidence.by_rate(model, "squad", "no such metric")).all()
-    assert np.isnan(evidence.scores(model, "squad", "no such metric")).all()
 
 
 def test_seeds_and_rates_stand_in_order_however_a_study_lists_them(run, grid, invent, tmp_path):
@@ -410,6 +396,9 @@ def test_a_trial_under_the_key_of_another_is_refused(ledger):
     assert list(evidence.unreadable) == [key]
     assert other in evidence.unreadable[key]
     assert math.isnan(evidence.grids["mlm", "sst2"].test["accuracy"][1, 0])
+    shutil.rmtree(store.trials / key)
+    (store.trials / key).write_text("")  # a file instead of a folder
+    assert list(gather(plan, store).unreadable) == [key]
 
 
 @pytest.mark.parametrize(
@@ -457,15 +446,6 @@ def test_a_manifest_that_does_not_say_what_was_written_vouches_for_nothing(tiny,
         files, "manifest.json is no manifest"
     )
     assert expected in evidence.unreadable[key]
-
-
-def test_a_file_instead_of_a_folder_is_named(tiny):
-    plan, store, _, key = tiny
-    shutil.rmtree(store.trials / key)
-    (store.trials / key).write_text("")
-    evidence = gather(plan, store)
-    assert list(evidence.unreadable) == [key]
-    assert evidence.count == (0, 1)
 
 
 @pytest.mark.parametrize(
@@ -545,6 +525,8 @@ def test_several_pretraining_seeds_are_rows_of_one_model(run, grid, invent, tmp_
     assert scores.shape == (2, 3)
     assert scores.mean(axis=1) == pytest.approx([80, 60], abs=1)
     assert evidence.by_rate(model, "squad").shape == (2, 3, 3)
+    draws = Resamples(evidence, draws=50).of(model, "squad")
+    assert draws.mean(axis=(0, 2)) == pytest.approx([0.8, 0.6], abs=0.03)
     assert evidence.values(model, "squad").shape == (2, 3, 10_570)
     assert evidence.values(model, "squad").mean(axis=-1, dtype=float) == pytest.approx(scores / 100)
     for lr, seed in ((5e-5, 0), (5e-5, 1), (5e-5, 2)):
@@ -566,8 +548,8 @@ def evidence(ledger):
 def test_resampled_scores_centre_on_the_scores(evidence):
     draws = Resamples(evidence)
     for model in evidence.models.values():
-        for task in ("sst2", "squad", "nq"):
-            found, scores = draws.of(model, task), evidence.scores(model, task)
+        for task, metric in (("sst2", ""), ("squad", ""), ("nq", ""), ("conll2003", "entity_f1")):
+            found, scores = draws.of(model, task, metric), evidence.scores(model, task, metric)
             assert found.shape == (1000, *scores.shape)
             error = found.std(axis=0) / math.sqrt(1000)
             assert np.abs(found.mean(axis=0) - scores).max() < 5 * error.max()
@@ -582,48 +564,18 @@ def test_each_seed_is_its_own_column(evidence):
         assert draws.of(model, "sst2")[:, 0, seed] == pytest.approx(alone)
 
 
-def test_pretraining_seeds_are_rows(three, invent, tmp_path):
-    mlm = three.runs[1]
-    runs = tuple(replace(mlm, name=f"mlm-{seed}", seed=seed) for seed in (1, 2))
-    evidence = gather(*invent(replace(three, runs=runs), tmp_path, means={"mlm-1": 60.0, "mlm-2": 90.0}))
-    (model,) = evidence.models.values()
-    found = Resamples(evidence, draws=50).of(model, "sst2")
-    assert found.shape == (50, 2, 3)
-    assert found.mean(axis=(0, 2)) == pytest.approx([0.6, 0.9], abs=0.03)
-
-
-def test_entity_f1_is_resampled_from_counts(evidence):
-    draws, model = Resamples(evidence, draws=50), evidence.models["mlm"]
-    found = draws.of(model, "conll2003", "entity_f1")
-    assert found.shape == (50, 1, 3)
-    assert found.mean() == pytest.approx(evidence.scores(model, "conll2003", "entity_f1").mean(), abs=0.05)
-
-
-def test_a_task_is_resampled_once_for_all_models(evidence):
-    draws = Resamples(evidence, draws=10)
-    for model in evidence.models.values():
-        assert draws.of(model, "sst2") is draws.of(model, "sst2")
-
-
 def test_missing_values_give_no_resamples(ledger):
     plan, store = ledger
+    grid = gather(plan, store).grids["mlm", "squad"]
     for training in finetunings(plan):
         for trial in training.trials:
             if trial.task.name == "sst2":
-                (store.trials / trial.key / "values.safetensors").unlink()
+                (store.trials / trial.key / VALUES).unlink()
+    (store.trials / grid.keys[grid.chosen[1]][grid.seeds.index(1)] / VALUES).unlink()
     evidence = gather(plan, store)
-    draws = Resamples(evidence, draws=10)
-    assert all(draws.of(model, "sst2") is None for model in evidence.models.values())
-    assert draws.of(evidence.models["mlm"], "squad") is not None
-    assert draws.of(evidence.models["mlm"], "squad", "no-such-metric") is None
-
-
-def test_a_seed_without_values_is_missing_alone(ledger):
-    plan, store = ledger
-    evidence = gather(plan, store)
-    grid = evidence.grids["mlm", "squad"]
-    key = grid.keys[grid.chosen[1]][grid.seeds.index(1)]
-    (store.trials / key / "values.safetensors").unlink()
-    found = Resamples(gather(plan, store), draws=10).of(evidence.models["mlm"], "squad")
-    assert np.isnan(found).all(axis=0).tolist() == [[False, True, False]]
-    assert np.isnan(found).any(axis=0).tolist() == [[False, True, False]]
+    draws, model = Resamples(evidence, draws=10), evidence.models["mlm"]
+    assert all(draws.of(one, "sst2") is None for one in evidence.models.values())
+    assert draws.of(model, "squad", "no-such-metric") is None
+    found = draws.of(model, "squad")
+    for missing in (np.isnan(found).all(axis=0), np.isnan(found).any(axis=0)):
+        assert missing.tolist() == [[False, True, False]], "a seed without values alone"

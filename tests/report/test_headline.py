@@ -7,12 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from biphase import CLM, MLM, Stage, Study
-from biphase.papers.gisserot2025 import PAPER
+from biphase import CLM, MLM, Hub, Pretrain, Stage, Study
 from biphase.report.evidence import gather
 from biphase.report.headline import difference, headline, noise
 from biphase.report.statistics.intervals import across
-from biphase.report.verdicts import READS, judge
 from biphase.study.ledger import finetunings
 
 
@@ -33,10 +31,8 @@ def evidence(ledger):
 def test_the_best_recipe_is_named_with_its_score_and_its_leads(evidence):
     top = headline(evidence, [])
     assert top.subject == "CLM for 10 steps, then MLM 40% for 10"
-    assert f"{top.subject} scores best of 3 recipes" in top.answer
-    assert "(1m, 20 steps, 2.56k tokens)" in top.answer
-    assert "sequence classification (SC)" in top.answer
-    assert "question answering (QA) and retrieval (IR)" in top.answer
+    facts = (top.subject, "best of 3", "(1m, 20 steps, 2.56k tokens)", "(SC)", "(QA) and retrieval (IR)")
+    assert all(fact in top.answer for fact in facts)
     model = evidence.models["both"]
     mean = np.mean([evidence.on(model, tasks).mean() for tasks in evidence.families.values()])
     assert f"{100 * mean:.2f}%" in top.answer
@@ -77,8 +73,7 @@ def test_a_lead_within_the_noise_is_not_called_one(evidence):
     noisy = with_scores(evidence, "test", lambda name, array: array * 0 + 0.5 + 0.1 * rng.random(array.shape))
     top = headline(noisy, [])
     assert top.answer.startswith("No recipe is clearly ahead.")
-    assert f"{top.subject}, the best of 3 recipes on validation, scores " in top.answer
-    assert all("cannot tell it from no difference" in lead.told for lead in top.against)
+    assert all("no difference" in lead.told for lead in top.against)
 
 
 def test_differences_are_paired_by_seed(evidence):
@@ -109,83 +104,40 @@ def test_pretraining_seeds_are_paired_by_their_number(invent, run, grid, tmp_pat
     assert "cover pretraining seeds and fine-tuning seeds" in noise(evidence)
 
 
-def test_half_a_study_speaks_of_what_is_complete(ledger):
+def test_half_a_study_speaks_of_what_is_complete_and_nothing_complete_is_no_answer(ledger):
     plan, store = ledger
-    for training in finetunings(plan):
-        if training.model == plan.results["both"] and training.lr == 2e-5:
-            shutil.rmtree(store.trials / training.trials[0].key)
-    top = headline(gather(plan, store), [])
-    assert "of 2 recipes" in top.answer
-    assert "scores" in top.scale
-    assert " of 180 scores" in top.scale
 
-
-def test_nothing_complete_is_no_answer(ledger):
-    plan, store = ledger
-    for training in finetunings(plan):
-        if training.seed or training.lr == 2e-5:
+    def remove(gone):
+        for training in filter(gone, finetunings(plan)):
             for trial in training.trials:
-                shutil.rmtree(store.trials / trial.key)
-    top = headline(gather(plan, store), [])
-    assert top.answer == "Not answered yet: no model has a complete seed (40 of 180 scores done)."
-    assert top.against == ()
+                shutil.rmtree(store.trials / trial.key, ignore_errors=True)
+        return headline(gather(plan, store), [])
+
+    half = remove(lambda one: one.model == plan.results["both"] and one.lr == 2e-5)
+    assert "of 2 recipes" in half.answer
+    assert "165 of 180" in half.scale
+    nothing = remove(lambda one: one.seed or one.lr == 2e-5)
+    assert nothing.answer.startswith("Not answered")
+    assert "40 of 180" in nothing.answer
+    assert nothing.against == ()
 
 
-def test_a_study_without_fine_tuning_judges_nothing(planned, run, tmp_path):
-    from biphase.store import Store
-
-    plan = planned(run("clm", Stage(CLM(), 20)))
-    top = headline(gather(plan, Store(tmp_path)), [])
-    assert "fine-tunes nothing" in top.answer
-    assert top.noise == ""
-
-
-def test_one_seed_has_no_interval(invent, run, grid, tmp_path):
-    study = Study(
-        "one",
-        (run("clm", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))),
-        grid("squad", seeds=(0,)),
-    )
-    top = headline(gather(*invent(study, tmp_path / "store")), [])
-    assert "(one seed: no interval)" in top.answer
-    assert "(one seed: no interval)" in top.against[0].told
-    assert top.noise == "One seed of everything: no interval can be given."
-
-
-def test_one_model_is_told_alone(invent, run, grid, tmp_path):
-    study = Study("one", (run("clm", Stage(CLM(), 20)),), grid("squad"))
-    top = headline(gather(*invent(study, tmp_path / "store")), [])
+def test_one_seed_has_no_interval_and_one_model_no_rival(invent, run, grid, tmp_path):
+    runs = (run("clm", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)))
+    top = headline(gather(*invent(Study("one", runs, grid("squad", seeds=(0,))), tmp_path / "seed")), [])
+    assert all("no interval" in text for text in (top.answer, top.against[0].told, top.noise))
+    top = headline(gather(*invent(Study("one", runs[:1], grid("squad")), tmp_path / "model")), [])
     assert top.answer.startswith("CLM for 20 steps (1m) scores ")
     assert top.against == ()
 
 
 def test_models_that_were_not_trained_here_are_compared_as_they_are(invent, grid, tmp_path):
-    from biphase import Hub, Pretrain
-
     models = [Pretrain(name, start=Hub(f"x/{name}", revision="a" * 40)) for name in ("one", "two", "three")]
     means = {"one": 70.0, "two": 80.0, "three": 60.0}
     study = Study("as they are", tuple(models), grid("squad", "sst2"))
     top = headline(gather(*invent(study, tmp_path / "store", means=means)), [])
-    assert top.answer.startswith("two scores best of 3 models: ")
+    assert top.answer.startswith("two scores best")
     assert [lead.rival for lead in top.against] == ["one, the next"]
-
-
-def test_a_rival_of_several_seeds_says_so(invent, run, grid, tmp_path):
-    stages = {"clm": CLM(), "mlm": MLM(0.4)}
-    runs = [run(f"{n}{seed}", Stage(o, 20), seed=seed) for n, o in stages.items() for seed in (7, 8)]
-    means = {one.name: 80.0 + 2 * one.name.startswith("mlm") for one in runs}
-    study = Study("seeds", tuple(runs), grid("squad"))
-    top = headline(gather(*invent(study, tmp_path / "store", means=means)), [])
-    assert [lead.rival for lead in top.against] == ["causal only (clm7, 2 pretraining seeds)"]
-    assert top.against[0].average.covers == "pretraining and fine-tuning seeds"
-
-
-def test_verdicts_are_counted(evidence):
-    findings = judge(evidence, (PAPER,))
-    top = headline(evidence, findings)
-    assert sum(top.verdicts.values()) == len(findings)
-    assert top.verdicts["not tested"] == sum(one.verdict == "not tested" for one in findings)
-    assert list(top.verdicts) == list(READS)
 
 
 def test_equal_seeds_are_told_as_such(evidence):
@@ -200,8 +152,8 @@ def test_ahead_of_some_is_not_ahead_of_all(evidence):
     level = with_scores(evidence, "test", lambda name, array: array - 0.03 * (name == "both"))
     top = headline(level, [])
     assert [lead.clear for lead in top.against] == [False, True], "the case at hand"
-    assert top.answer.startswith("No recipe is clearly ahead of all others. At equal steps")
-    assert f"{top.subject}, the best of 3 recipes on validation, scores " in top.answer
+    assert top.answer.startswith("No recipe is clearly ahead")
+    assert "of all others" in top.answer
 
 
 def test_best_is_said_of_no_recipe_that_another_of_its_kind_exceeds(invent, run, grid, tmp_path):

@@ -4,21 +4,15 @@ import random
 from dataclasses import replace
 
 import pytest
-from small_studies import K, claims_of, clm, mlm, names, run, two
+from small_studies import K, claims_of, clm, mlm, names, two
 
 from biphase import MLM, SIZES, WSD, Hub, Pretrain, Stage, Study
 from biphase.report.recipes import models
 from biphase.report.selectors import (
-    Case,
-    Ratios,
     Recipes,
-    Select,
     SharedRatios,
     comparable_models,
-    each_shorter,
-    longest_two,
     rows_in_common,
-    second_longest,
 )
 
 CLM_ONLY, MLM_40 = Recipes("clm"), Recipes("mlm", 0.4)
@@ -42,15 +36,6 @@ def find(plan_of):
 def test_a_group_of_sizes_stands_smallest_first(plan_of):
     (group,) = comparable_models(plan_of("paper")).groups
     assert [(line.title, len(line.models)) for line in group] == [("210m", 5), ("610m", 40), ("1b", 5)]
-
-
-def test_final_models_are_found_by_objective_and_steps(find):
-    runs = clm(), clm(22 * K), mlm(22 * K), mlm(22 * K, 0.2), two(6 * K, 22 * K)
-    assert find(CLM_ONLY, *runs) == {12 * K: "clm-12000", 22 * K: "clm-22000"}
-    assert find(MLM_40, *runs) == {22 * K: "mlm40-22000"}
-    assert find(Recipes("mlm", 0.2), *runs) == {22 * K: "mlm20-22000"}
-    assert find(Ratios(2), *runs) == {22 * K: ["mlm20-22000", "mlm40-22000"]}
-    assert find(Ratios(3), *runs) == {}
 
 
 def test_a_split_is_found_within_five_percent_and_the_nearest_wins(find):
@@ -89,19 +74,6 @@ def test_checkpoints_are_intermediate_only_before_the_decay(find):
     never = clm(schedule=WSD(decay=0), keep=(11 * K,))
     assert find(CLM_ONLY, never) == {12 * K: "clm-12000"}
     assert list(find(replace(CLM_ONLY, before_decay=True), never)) == [11 * K]
-
-
-def test_continued_models_are_found_by_their_base(find):
-    bases = clm(), mlm(), mlm(ratio=0.2)
-    more = [run(f"{one.name}+{n}", Stage(MLM(0.4), n), start=one) for one in bases for n in (3 * K, 5 * K)]
-    for base, kind in (("clm-12000", "clm"), ("mlm40-12000", "mlm")):
-        assert find(Recipes("mlm", 0.4, base=kind), *bases, *more) == {
-            (12 * K, 3 * K): f"{base}+3000",
-            (12 * K, 5 * K): f"{base}+5000",
-        }
-    assert find(MLM_40, *bases, *more) == {12 * K: "mlm40-12000"}  # continued is not from scratch
-    third = run("third", Stage(MLM(0.4), 4 * K), start=more[0])
-    assert find(Recipes("mlm", 0.4, base="mlm"), bases[0], more[0], third) == {}
 
 
 @pytest.mark.parametrize(
@@ -144,23 +116,6 @@ def test_rows_in_common_are_the_pretraining_seeds_that_all_have(plan_of):
     assert causal.results == ("c1", "c2", "c4")
     assert rows_in_common([causal, masked]) == {causal.name: [1, 2], masked.name: [0, 2]}
     assert rows_in_common([causal, apart]) == {causal.name: [0, 1], apart.name: [0, 1]}
-
-
-@pytest.mark.parametrize(
-    ("steps", "expected"),
-    [
-        (second_longest, [(22 * K,)]),
-        (each_shorter, [(12 * K,), (22 * K,)]),
-        (longest_two, [(30 * K, 22 * K)]),
-    ],
-)
-def test_the_steps_that_are_compared_are_those_of_all(plan_of, steps, expected):
-    lengths = (12 * K, 22 * K, 30 * K)
-    runs = (*map(clm, lengths), *map(mlm, lengths), clm(42 * K))
-    cases = Select((MLM_40, CLM_ONLY), steps).cases(comparable_models(plan_of(Study("s", runs))))
-    assert [case.steps for case in cases] == expected
-    assert all(isinstance(case, Case) and case.names[:2] == ("MLM 40%", "CLM") for case in cases)
-    assert names(cases[-1].models[:2]) == [f"{word}-{expected[-1][0]}" for word in ("mlm40", "clm")]
 
 
 # ---------------------------------------------------------------- names and order play no part

@@ -71,23 +71,6 @@ def shape_of(value, but=()):
     return None
 
 
-def test_the_same_seed_invents_the_same_bytes_and_another_seed_others(run, grid, invent, tmp_path):
-    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("sst2", "nq", "msmarco"))
-
-    def content(folder, seed):
-        invent(study, tmp_path / folder, seed=seed)
-        root = tmp_path / folder
-        return {
-            path.relative_to(root): path.read_bytes() for path in sorted(root.rglob("*")) if path.is_file()
-        }
-
-    one = content("one", 0)
-    assert one == content("two", 0)
-    other = content("three", 1)
-    assert list(one) == list(other)
-    assert sum(one[path] != other[path] for path in one if path.name == TRIAL) == 27
-
-
 def test_invented_scores_never_join_a_store_that_holds_anything(tmp_path):
     (tmp_path / "trials").mkdir()
     asked = [sys.executable, str(ROOT / "benchmarks" / "synthetic_ledger.py"), str(tmp_path)]
@@ -95,26 +78,3 @@ def test_invented_scores_never_join_a_store_that_holds_anything(tmp_path):
     assert done.returncode == 1
     assert done.stderr == f"{tmp_path} is not empty; name a new folder\n"
     assert list(tmp_path.iterdir()) == [tmp_path / "trials"]
-
-
-@pytest.mark.campaign
-@pytest.mark.alone
-def test_a_ledger_of_the_papers_size_is_read_in_seconds_and_little_memory(tmp_path):
-    script, study = ROOT / "benchmarks" / "synthetic_ledger.py", ROOT / "studies" / "paper.py"
-    subprocess.run([sys.executable, script, tmp_path / "store", "--shrink", "0.01"], check=True)
-    code = f"""
-import re, time
-from pathlib import Path
-from biphase.cli.app import planned
-from biphase.report.evidence import gather
-plan, store, _ = planned(Path({str(study)!r}), Path({str(tmp_path / "store")!r}))
-began = time.perf_counter()
-count, seconds = gather(plan, store).count, time.perf_counter() - began
-most = re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]  # getrusage would count the parent too
-print(*count, seconds, most)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    read, of, seconds, kilobytes = map(float, done.stdout.split())
-    assert (read, of) == (18_000, 18_000)
-    assert seconds < 6
-    assert kilobytes < 300_000

@@ -3,8 +3,6 @@
 import itertools
 import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -148,86 +146,90 @@ MISSING = replace(
     part(p=NAN, title="1b · SC", supports="missing", note="13 of 60 done"),
     estimate=Estimate(NAN, NAN, 0, NAN, NAN, NAN, ""),
 )
-FULL = "A scores 3.42 ± 0.15 points above B (paper: +3.42)."
 WEAK = {"supports": "underpowered"}
-CASES = {  # verdict, parts → the sentences, and the corrected p-value
-    "one part": ("reproduced", [CLEAR], FULL),
+DIRECTION = {"supports": "direction"}
+AGAINST = {"supports": "against"}
+CASES = {  # verdict, parts → facts of the sentence, and what it does not say
+    "one part": ("reproduced", [CLEAR], ["3.42 ± 0.15 points above B", "paper: +3.42"], "Missing"),
     "several": (
         "reproduced",
         [CLEAR, part(title="1b · SC", paper=-0.05)],
-        "A minus B, in points: +3.42 ± 0.15 (610m · SC; paper +3.42), +0.20 ± 0.30 (1b · SC; paper −0.05).",
+        ["+3.42 ± 0.15 (610m · SC; paper +3.42)", "+0.20 ± 0.30 (1b · SC; paper −0.05)"],
+        "parts",
     ),
     "many": (
         "reproduced",
         [CLEAR] * 4 + [part(title="weak", p=0.01)],
-        "A minus B: 5 parts, the least clear +0.20 ± 0.30 (weak).",
+        ["5 parts", "+0.20 ± 0.30 (weak)"],
+        "3.42",
     ),
-    "direction": (
+    "direction": ("direction only", [part(**DIRECTION)], ["0.20 ± 0.30 points above", "p = 0.23"], "paper"),
+    "smaller than published": (
         "direction only",
-        [part(supports="direction")],
-        "A scores 0.20 ± 0.30 points above B: the claimed sign, but chance is not ruled out (p = 0.23 corrected).",
-    ),
-    "direction, and smaller than published": (
-        "direction only",
-        [part(supports="direction", paper=0.51)],
-        "A scores 0.20 ± 0.30 points above B (paper: +0.51): the claimed sign, but chance is not ruled out (p = 0.23 "
-        "corrected), and an effect as large as the paper's is.",
+        [part(**DIRECTION, paper=0.51)],
+        ["paper: +0.51", "p = 0.23", "the paper's is"],
+        "clear",
     ),
     "direction in part": (
         "direction only",
-        [CLEAR, part(supports="direction", title="x"), part(supports="direction", title="y")],
-        "A minus B, in points: +0.20 ± 0.30 (x), +0.20 ± 0.30 (y): the claimed sign, but chance is not ruled out "
-        "(p = 0.23 corrected); of 3 parts 1 is clear.",
+        [CLEAR, part(**DIRECTION, title="x"), part(**DIRECTION, title="y")],
+        ["+0.20 ± 0.30 (x)", "+0.20 ± 0.30 (y)", "of 3 parts 1"],
+        "3.42",
     ),
     "against": (
         "not reproduced",
-        [CLEAR, part(-0.1, supports="against"), part(-0.3, supports="against", paper=0.5)],
-        "A scores 0.30 ± 0.30 points below B (paper: +0.50); 2 of 3 parts speak against the claim.",
+        [CLEAR, part(-0.1, **AGAINST), part(-0.3, **AGAINST, paper=0.5)],
+        ["0.30 ± 0.30 points below B", "paper: +0.50", "2 of 3 parts"],
+        "3.42",
     ),
     "against a margin": (
         "not reproduced",
-        [part(-0.6, supports="against", margin=-0.5, paper=0.48)],
-        "A scores 0.60 ± 0.30 points below B (paper: +0.48), below the margin of −0.50.",
+        [part(-0.6, **AGAINST, margin=-0.5, paper=0.48)],
+        ["0.60 ± 0.30 points below B", "margin of −0.50"],
+        "parts",
     ),
     "underpowered": (
         "underpowered",
         [CLEAR, part(**WEAK, detectable=0.9, paper=0.33)],
-        "A scores 0.20 ± 0.30 points above B, but with the noise of these seeds only an effect of 0.90 points would be "
-        "found, and the paper's is 0.33; of 2 parts 1 is clear.",
+        ["effect of 0.90", "paper's is 0.33", "of 2 parts 1"],
+        "margin",
     ),
     "underpowered beyond a margin": (
         "underpowered",
         [part(**WEAK, detectable=0.9, margin=-0.5)],
-        "A scores 0.20 ± 0.30 points above B, but with the noise of these seeds only an effect of 0.90 points beyond "
-        "−0.50 would be found, and 0.50 should be found.",
+        ["0.90 points beyond −0.50", "0.50 should"],
+        "paper",
     ),
     "the other way": (
         "underpowered",
         [CLEAR, part(-2.0, 0.5, margin=-1.0, p=0.03, **WEAK), part(**WEAK)],
-        "A scores 2.00 ± 0.50 points below B, below the margin of −1.00: it points the other way (p = 0.030), and is not "
-        "clear after correction for the number of claims; 1 of 3 parts does.",
+        ["2.00 ± 0.50 points below B", "the other way (p = 0.030)", "1 of 3 parts"],
+        "found",
     ),
     "hopeless": (
         "underpowered",
         [part(**WEAK, detectable=400.0), part(**WEAK)],
-        "A scores 0.20 ± 0.30 points above B, but with the noise of these seeds no effect that scores can have would be "
-        "found; of 2 parts none is clear.",
+        ["no effect", "of 2 parts none"],
+        "400",
     ),
-    "one missing": ("reproduced", [CLEAR, MISSING], f"{FULL} Missing: 1b · SC (13 of 60 done)."),
-    "two missing alike": ("not tested", [MISSING, MISSING], "2 parts (13 of 60 done)."),
+    "one missing": ("reproduced", [CLEAR, MISSING], ["+3.42", "Missing: 1b · SC (13 of 60 done)"], "2 parts"),
+    "two missing alike": ("not tested", [MISSING, MISSING], ["2 parts (13 of 60 done)"], "1b"),
     "two missing differently": (
         "not tested",
         [MISSING, replace(MISSING, title="x", note="one seed")],
-        "1b · SC (13 of 60 done), x (one seed).",
+        ["1b · SC (13 of 60 done)", "x (one seed)"],
+        "parts",
     ),
-    "no runs": ("not tested", [], "Needs something."),
+    "no runs": ("not tested", [], ["Needs something."], "part"),
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_deciding_numbers_explain_a_verdict(case):
-    judged, parts, expected = CASES[case]
-    assert why("A minus B", judged, parts, 0.234, "needs something") == expected
+    judged, parts, facts, absent = CASES[case]
+    sentence = why("A minus B", judged, parts, 0.234, "needs something")
+    assert [fact for fact in facts if fact not in sentence] == []
+    assert absent not in sentence
 
 
 def test_an_effect_in_the_claimed_direction_never_points_the_other_way():
@@ -358,13 +360,6 @@ def test_a_finding_can_be_read_alone(found):
     assert untested.why.startswith("Needs an MLM 40%")
     assert (untested.verdict, untested.parts, untested.scale) == ("not tested", (), "")
     assert repr(results) == repr(found(three())), "the same evidence gives the same findings"
-
-
-def test_more_claims_ask_more_of_each(found):
-    own = tuple(Claim(f"c{n}", "again", "mlm", "clm") for n in range(30))
-    few, many = (found(three(("sst2",), claims=some))["C1"].parts[0] for some in ((), own))
-    assert few.estimate.mean == many.estimate.mean
-    assert many.detectable > 2 * few.detectable
 
 
 def test_parts_say_which_of_them_failed_or_are_missing(found):
@@ -548,32 +543,15 @@ def test_claims_on_equal_data_are_marked_where_the_corpus_was_repeated(content):
     assert "· under repetition" in table.csv()
 
 
-def test_the_crossing_is_given_in_epochs_and_within_the_first(content):
-    notes = {rows: by_id(content(rows).findings)["C11"].parts[0].note for rows in (200, 0, 800)}
-    assert " epochs; at equal FLOPs" in notes[200]
-    assert "(step 100, 1.00 epochs)" in notes[200]
-    assert notes[200].endswith(" points behind")
-    assert "MLM 40% overtakes CLM near step" in notes[0]
-    assert "epoch" not in notes[0]
-    assert "within one" not in notes[800]  # all of them are
-
-
 def test_nothing_is_marked_where_nothing_was_repeated_or_epochs_are_unknown(content):
-    for rows in (0, 800, 10_000):
-        for one in content(rows).findings:
+    repeated = by_id(content(200).findings)["C11"].parts[0].note
+    assert all(fact in repeated for fact in (" epochs;", "step 100, 1.00 epochs", "points behind"))
+    for rows in (0, 800):
+        findings = content(rows).findings
+        for one in findings:
             assert "repetition" not in " ".join((one.condition, one.scale, *one.caveats))
-
-
-def test_several_budgets_are_a_range(run, grid, invent, tmp_path):
-    runs = [run(f"mlm-{steps}", Stage(MLM(0.4), steps), **HOW) for steps in (80, 200, 400)]
-    runs += [
-        run(f"two-{steps}", Stage(CLM(), steps // 4), Stage(MLM(0.4), 3 * steps // 4), **HOW)
-        for steps in (80, 200, 400)
-    ]
-    made = Study("s", tuple(runs), grid("sst2"), papers="gisserot2025")
-    results = by_id(collect(*invent(made, tmp_path / "store", rows=200)).findings)
-    assert "read 0.8 to 2.0 times" in results["C15"].caveats[0]
-    assert "read 4.0 times" in results["C13"].caveats[0]
+        assert "within one" not in by_id(findings)["C11"].parts[0].note
+        assert ("epoch" in by_id(findings)["C11"].parts[0].note) == (rows == 800)
 
 
 # ---------------------------------------------------------------- prospects
@@ -641,6 +619,8 @@ def test_pretraining_seeds_and_choices_are_part_of_the_power(prospect):
     # Two other ratios, one size, one family: two comparisons.
     power = power_of(every["C7"].parts[0].detectable, math.sqrt(2) * ASSUMED["SC"], 5, ALPHA / 2)
     assert power == pytest.approx(0.8, abs=1e-4)
+    small = [replace(one, start=SIZES["30m"]) for one in BOTH]  # assumed to be noisier
+    assert prospect(pair(*small))["C1"].parts[0].sd == pytest.approx(math.sqrt(2) * ASSUMED_OF_SMALL["SC"])
 
 
 def test_noise_is_taken_from_the_ledger_where_it_has_enough(three, invent, tmp_path):
@@ -657,27 +637,17 @@ def test_noise_is_taken_from_the_ledger_where_it_has_enough(three, invent, tmp_p
     assert every["C3"].noise == "from this ledger"  # two tasks of a family, pooled
 
 
-def test_small_models_are_assumed_to_be_noisier(prospect):
-    small = tuple(replace(one, start=SIZES["30m"]) for one in BOTH)
-    every = prospect(pair(*small))
-    assert every["C1"].parts[0].sd == pytest.approx(math.sqrt(2) * ASSUMED_OF_SMALL["SC"])
-    assert "SC 0.7, TC 0.45, QA 3, IR 1.4" in render(list(every.values()))[1]
-    mixed = prospect(pair(*small, replace(BOTH[0], name="large")))["C1"].parts
-    assert mixed[0].sd == pytest.approx(math.sqrt(2) * ASSUMED["SC"])
-
-
 def test_the_text_shows_detectable_beside_published_effects(prospect, plan_of):
     lines = render(list(prospect("paper").values()))
     row = next(line for line in lines if line.startswith("  C13"))
-    assert all(fact in row for fact in (" 4 tests ", "finds 0.65–2.75", "paper 0.33–5.00", "1 weak"))
-    assert "SC 0.2, TC 0.2, QA 0.85, IR 0.5" in lines[1]
-    assert "not tested: C21, B5–B6;" in lines[-1]
+    assert all(fact in row for fact in (" 4 tests ", "0.65–2.75", "0.33–5.00", "1 weak"))
+    assert "C21, B5–B6;" in lines[-1]
     own = tuple(Claim(f"c{n}", "again", "mlm", "clm") for n in range(9))
     lines = render(list(prospect(pair(tasks=("squad",), seeds=(0, 1), claims=own)).values()))
     assert next(row for row in lines if row.startswith("  C2")).split("finds ")[1].split()[0] == ">100"
-    assert any(line.startswith("  c8   again") for line in lines)
+    assert any(line.startswith("  c8") for line in lines)
     (line,) = render(list(prospect(study(*BOTH, tasks=())).values()))
-    assert "not tested: C1–C21, B1–B6;" in line
+    assert "C1–C21, B1–B6;" in line
     assert prospects(plan_of(replace(pair(), papers=()))) == []
 
 
@@ -692,16 +662,3 @@ def test_prospects_as_json(prospect):
     assert test == expected
     assert (found["B5"]["tested"], found["B5"]["tests"]) == (False, [])
     assert "retrieval (IR)" in found["B5"]["needs"]
-
-
-def test_planning_stays_without_torch():
-    code = (
-        "import sys\nfrom pathlib import Path\nfrom biphase.cli.app import planned\n"
-        "from biphase.papers import papers_of\nfrom biphase.report.verdicts import prospects, render\n"
-        "plan, _, _ = planned(Path('studies/paper.py'), Path('no-such-store'))\n"
-        "render(prospects(plan, None, papers_of(plan.study)))\n"
-        "print(*sorted({'torch', 'transformers', 'matplotlib', 'plotly'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == []

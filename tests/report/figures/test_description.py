@@ -1,26 +1,16 @@
-"""Colours: seen on white and on dark, told apart by everybody, and not needed in grey. Ticks: round, few, legible."""
+"""Colours: seen on white and on dark, told apart by everybody, and not needed in grey."""
 
 import itertools
 import math
 
 import pytest
 
-from biphase import CLM, MLM, MNTP
 from biphase.report.figures.description import (
-    NAMES,
     PALETTES,
     SHADES,
     Meaning,
-    from_zero,
     looks,
-    on_log,
-    role_of,
-    role_of_path,
-    spaced,
-    style_of,
-    thousands,
 )
-from biphase.report.recipes import named, recipe_of
 
 FURNITURE = ("text", "muted", "grid", "background")  # not for series
 LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
@@ -64,11 +54,6 @@ def seen(colour: str, loss: str) -> tuple[float, float, float]:
     )
 
 
-def test_both_themes_know_the_same_roles():
-    assert LIGHT.keys() == DARK.keys()
-    assert {*NAMES, *FURNITURE, "paper", "finetune"} <= LIGHT.keys()
-
-
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_everything_drawn_stands_out_from_its_background(theme):
     palette = PALETTES[theme]
@@ -91,21 +76,6 @@ def test_objectives_are_told_apart_by_every_eye(theme, loss):
         assert math.dist(seen(palette[one], loss), seen(palette[other], loss)) > 0.08, (one, other)
 
 
-@pytest.mark.parametrize("theme", ["light", "dark"])
-@pytest.mark.parametrize("role", NAMES)
-def test_shades_grow_from_soft_to_deep(theme, role):
-    palette = PALETTES[theme]
-    steps = [contrast(palette[f"{role}{shade}"], palette["background"]) for shade in SHADES]
-    assert steps == sorted(steps)
-    assert len(set(steps)) == len(SHADES)
-
-
-def test_in_grey_markers_and_dashes_tell_objectives_apart():
-    every = [style_of(role) for role in NAMES]
-    assert len({one.marker for one in every}) == len(NAMES)
-    assert len({one.dash for one in every if one.role in ("clm", "mlm", "clm-mlm")}) == 3
-
-
 @pytest.mark.parametrize("count", [2, 3, 4, 6])
 def test_series_of_one_objective_differ_in_grey_too(count):
     made = looks([Meaning("mlm", variant) for variant in range(count)])
@@ -113,109 +83,3 @@ def test_series_of_one_objective_differ_in_grey_too(count):
     assert len({one.shade for one in made}) == min(count, len(SHADES))
     assert {(one.role, one.dash) for one in made} == {("mlm", "solid")}
     assert all(one.colour in LIGHT for one in made)
-
-
-def test_one_series_looks_as_its_objective_does_everywhere():
-    assert looks([Meaning("clm")]) == [style_of("clm")]
-    assert looks([]) == []
-    made = looks([Meaning("clm", 2), Meaning("mlm"), Meaning("clm", 1), Meaning("clm", 2)])
-    assert made[1] == style_of("mlm")
-    assert made[0] == made[3] != made[2], "one meaning, one look, in whatever order"
-    assert [one.shade for one in made] == ["-deep", "", "", "-deep"], "soft to deep as variants grow"
-
-
-def test_size_is_width_and_no_shade():
-    small, large = looks([Meaning("mlm", size=10**6), Meaning("mlm", size=10**9)])
-    assert small.width < large.width
-    assert small.colour == large.colour
-
-
-def test_what_is_trained_on_is_dotted_in_the_hue_of_its_whole_way():
-    once, on = looks([Meaning("clm-mlm"), Meaning("clm-mlm", continued=True)])
-    assert (once.dash, on.dash) == ("dashdot", "dot")
-    assert once.colour == on.colour
-
-
-@pytest.mark.parametrize(
-    ("way", "role"),
-    [
-        ([CLM()], "clm"),
-        ([CLM(), CLM(), MLM(0.4)], "clm-mlm"),
-        ([MLM(0.2), MLM(0.4)], "mlm"),
-        ([MLM(0.4), CLM()], "other"),
-        ([MNTP(0.2)], "other"),
-        ([], "other"),
-    ],
-)
-def test_the_order_of_objectives_is_the_hue(way, role):
-    assert role_of_path(way) == role
-
-
-def test_roles_come_from_recipes(plan_named):
-    plan = plan_named("paper")
-    roles = {
-        "610m-clm-42k": "clm",
-        "610m-clm-42k-5000": "clm",
-        "610m-mlm20-42k": "mlm",
-        "610m-clm-10k-mlm40-42k": "clm-mlm",
-        "610m-clm-dec42k-mlm40-44k": "clm-mlm",
-        "610m-mlm40-dec42k-mlm40-44k": "mlm",
-    }
-    assert {name: role_of(recipe_of(plan, name)) for name in roles} == roles
-
-
-# ---------------------------------------------------------------- ticks
-
-
-@pytest.mark.parametrize(
-    ("last", "ticks"),
-    [
-        (42_000, (0, 10_000, 20_000, 30_000, 40_000)),
-        (64_000, (0, 20_000, 40_000, 60_000)),
-        (240, (0, 50, 100, 150, 200)),
-        (1, (0, 0.2, 0.4, 0.6, 0.8, 1)),
-        (0, (0,)),
-    ],
-)
-def test_from_zero(last, ticks):
-    assert from_zero(last) == pytest.approx(ticks)
-
-
-@pytest.mark.parametrize(
-    ("values", "ticks"),
-    [
-        ((2.4e9, 9.9e10), (5e9, 1e10, 2e10, 5e10)),
-        ((1, 100), (1, 3, 10, 30, 100)),
-        ((1, 1e5), (1, 10, 100, 1e3, 1e4, 1e5)),
-        ((1, 1e9), (1, 100, 1e4, 1e6, 1e8)),
-        ((float("nan"),), ()),
-    ],
-)
-def test_on_log(values, ticks):
-    assert on_log(values) == pytest.approx(ticks)
-
-
-def test_labels_that_would_touch_are_left_out():
-    assert spaced((0, 2, 12, 22), "abcd", 0.2) == ("a", "", "c", "d")
-    assert spaced((1, 2, 10, 100), "abcd", 0.2, log=True) == ("a", "", "c", "d")
-    assert spaced((), "", 0.2) == ()
-
-
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("clm", "CLM"),
-        ("mlm 40%", "MLM 40%"),
-        ("mlm40", "MLM 40%"),
-        ("mlm37.5", "MLM 37.5%"),
-        ("mntp 40→20%", "MNTP 40→20%"),
-        ("mlm 15% 80/10/10", "MLM 15% 80/10/10"),
-    ],
-)
-def test_objectives_as_figures_write_them(label, words):
-    assert named(label) == words
-
-
-@pytest.mark.parametrize(("steps", "words"), [(42_000, "42k"), (240, "240"), (1_500, "1,500"), (0, "0")])
-def test_steps_in_thousands_where_nothing_is_lost(steps, words):
-    assert thousands(steps) == words

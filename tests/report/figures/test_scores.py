@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Stage, Study
-from biphase.keys import Identities
 from biphase.papers.gisserot2025 import published
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures
@@ -15,7 +14,6 @@ from biphase.report.figures.description import PAPER, role_of
 from biphase.report.pretraining import cost
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
-from biphase.study.plan import make_plan
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
 PANELS = [family.name.capitalize() for family in FAMILIES.values()]
@@ -88,78 +86,52 @@ def test_a_mark_stands_where_its_model_stands(by_id, drawn):
                     assert {(x, round(y, 6)) for x, y in zip(series.x, series.y, strict=True)} <= ours
 
 
-def test_intervals_are_students_over_seeds(by_id, drawn):
-    series = drawn(by_id["objectives"], "Token classification", "CLM")
-    half = T4 * 0.5 * math.sqrt(2.5) / math.sqrt(5)  # the sd of five values half a point apart
-    for low, y, high in zip(series.low, series.y, series.high, strict=True):
-        assert (y - low, high - y) == pytest.approx((half, half))
+def of_budget(steps, *causal):
+    return [f"mlm40-{steps}k", *(f"clm-{n}k-mlm40-{steps}k" for n in causal), f"clm-{steps}k"]
 
 
-def test_a_point_tells_what_it_is(by_id, drawn):
-    text = drawn(by_id["objectives"], "Question answering", "CLM").hover[1]
-    assert text.splitlines() == [
-        "610m-clm-42k",
-        "610m · CLM for 42,000 steps",
-        "43.09 ± 0.98%",
-        "5 seeds, interval over fine-tuning seeds",
-        "learning rates 2e-5 ×15",
-    ]
-
-
-def test_ratios_by_size(by_id, drawn, mean_of, paper):
-    evidence = paper[0]
-    for size in ("210m", "610m", "1b"):
-        series = drawn(by_id["ratio"], "Retrieval", size)
-        expected = {
-            float(ratio): mean_of(evidence.models[f"{size}-mlm{ratio}-42k"], evidence.tasks["nq"])
-            for ratio in (20, 30, 40, 50)
-        }
-        assert points(series) == pytest.approx(expected)
-        assert series.look.role == "mlm"
-    assert by_id["ratio"].panels[0].x.labels == ("20%", "30%", "40%", "50%")
-    assert len(by_id["ratio"].entries) == 4  # a budget with one ratio is no line
-
-
-def test_splits_by_budget(by_id, drawn, mean_of, paper):
-    evidence = paper[0]
-    rows = {
-        "12k steps": ["mlm40-12k", "clm-3k-mlm40-12k", "clm-6k-mlm40-12k", "clm-9k-mlm40-12k", "clm-12k"],
-        "22k steps": ["mlm40-22k", "clm-5k-mlm40-22k", "clm-11k-mlm40-22k", "clm-17k-mlm40-22k", "clm-22k"],
-        "42k steps": ["mlm40-42k", "clm-10k-mlm40-42k", "clm-21k-mlm40-42k", "clm-32k-mlm40-42k", "clm-40k-mlm40-42k", "clm-42k"],
-    }  # fmt: skip
-    assert [one.name for one in by_id["splits"].entries] == [*rows, "MLM", "CLM", PAPER]
-    ends = {one.name: one for one in by_id["splits"].panels[0].series if one.name in ("MLM", "CLM")}
-    assert (set(ends["MLM"].x), set(ends["CLM"].x)) == ({0}, {100}), "pure objectives have their own colours"
-    assert (ends["MLM"].look.role, ends["CLM"].look.role) == ("mlm", "clm")
-    for name, models in rows.items():
-        series = drawn(by_id["splits"], "Sequence classification", name)
-        expected = [mean_of(evidence.models[f"610m-{one}"], evidence.tasks["sst2"]) for one in models]
-        assert list(series.y) == pytest.approx(expected)
-        assert (series.x[0], series.x[-1]) == (0, 100)
-    assert drawn(by_id["splits"], "Retrieval", "42k steps").x[1] == pytest.approx(100 * 10 / 42)
-
-
-def test_robustness_holds_the_same_ratios_with_and_without_clm(by_id, drawn):
-    after, alone = "CLM for 40k of 42k steps, then MLM", "MLM from scratch"
-    for panel in PANELS:
-        series = [drawn(by_id["robustness"], panel, name) for name in (alone, after)]
-        assert [one.x for one in series] == [(20, 30, 40, 50)] * 2
-        assert [one.look.role for one in series] == ["mlm", "clm-mlm"]
-
-
-def test_continued_begins_at_the_base(by_id, drawn, mean_of, paper):
-    evidence = paper[0]
-    for name, word, role in (("CLM base", "clm", "clm-mlm"), ("MLM 40% base", "mlm40", "mlm")):
-        series = drawn(by_id["continued"], "Sequence classification", name)
-        models = [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))]
-        assert series.x == (0, 2_000, 12_000, 22_000)
-        assert list(series.y) == pytest.approx(
-            [mean_of(evidence.models[one], evidence.tasks["sst2"]) for one in models]
+CURVES = {  # figure, series → role, x, models
+    **{
+        ("ratio", size): ("mlm", (20, 30, 40, 50), [f"{size}-mlm{r}-42k" for r in (20, 30, 40, 50)])
+        for size in ("210m", "610m", "1b")
+    },
+    **{
+        ("splits", f"{steps}k steps"): (
+            "clm-mlm",
+            (0, *(100 * n / steps for n in causal), 100),
+            [f"610m-{one}" for one in of_budget(steps, *causal)],
         )
+        for steps, *causal in ((12, 3, 6, 9), (22, 5, 11, 17), (42, 10, 21, 32, 40))
+    },
+    **{
+        ("continued", name): (
+            role,
+            (0, 2_000, 12_000, 22_000),
+            [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))],
+        )
+        for name, word, role in (("CLM base", "clm", "clm-mlm"), ("MLM 40% base", "mlm40", "mlm"))
+    },
+}
+
+
+@pytest.mark.parametrize(("figure", "name"), CURVES)
+def test_curves_show_their_models(by_id, drawn, mean_of, paper, figure, name):
+    role, xs, models = CURVES[figure, name]
+    for panel, task in (("Sequence classification", "sst2"), ("Retrieval", "nq")):
+        series = drawn(by_id[figure], panel, name)
+        means = [mean_of(paper[0].models[one], paper[0].tasks[task]) for one in models]
+        assert series.x == pytest.approx(xs)
+        assert list(series.y) == pytest.approx(means)
         assert series.look.role == role
+
+
+def test_pure_objectives_and_bases_have_their_own_colours(by_id, drawn):
+    ends = {one.name: one for one in by_id["splits"].panels[0].series if one.name in ("MLM", "CLM")}
+    assert (set(ends["MLM"].x), set(ends["CLM"].x)) == ({0}, {100})
+    assert (ends["MLM"].look.role, ends["CLM"].look.role) == ("mlm", "clm")
     base = drawn(by_id["continued"], "Sequence classification", "CLM")
     assert (base.x, base.look.role) == ((0,), "clm")
-    assert by_id["continued"].panels[0].x.labels == ("base", "", "12k", "22k")
+    assert len(by_id["ratio"].entries) == 4  # a budget with one ratio is no line
 
 
 def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn, paper):
@@ -194,14 +166,13 @@ def test_rates_show_every_rate_of_the_middle_size(by_id, drawn, paper):
 # ---------------------------------------------------------------- studies of other shapes
 
 
-OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
 GRID = Finetune((CATALOG["sst2"],), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
 
 
 @pytest.fixture
-def figures_of(evidence_of, tmp_path):
+def figures_of(evidence_of, planned, tmp_path):
     def of(runs, mean=lambda *_: 60.0, grid=GRID):
-        evidence = evidence_of(make_plan(Study("s", tuple(runs), grid), OUTSIDE), Store(tmp_path), mean)
+        evidence = evidence_of(planned(Study("s", tuple(runs), grid)), Store(tmp_path), mean)
         return {figure.id: figure for figure in figures(evidence, estimate(evidence))}
 
     return of
@@ -237,11 +208,9 @@ def test_missing_points_are_counted_and_not_drawn(run, figures_of):
     assert "missing" not in figures_of(runs)["ratio"].caption
 
 
-def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(run, evidence_of, tmp_path):
+def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(run, planned, evidence_of, tmp_path):
     runs = [run("m20", Stage(MLM(0.2), 20)), run("m40", Stage(MLM(0.4), 20))]
-    evidence = evidence_of(
-        make_plan(Study("s", tuple(runs), GRID), OUTSIDE), Store(tmp_path), lambda *_: 60.0
-    )
+    evidence = evidence_of(planned(Study("s", tuple(runs), GRID)), Store(tmp_path), lambda *_: 60.0)
     grid = evidence.grids["m20", "sst2"]
     for part in (grid.validation["accuracy"], grid.test["accuracy"], grid.seconds):
         part[0, 2] = np.nan  # one rate of the third seed
@@ -270,13 +239,6 @@ def test_settings_are_never_joined(run, figures_of):
     found = figures_of(runs)
     assert [one.name for one in found["ratio"].entries] == ["1m (as m20)", "1m (as n20)"]
     assert [len(one.x) for one in found["ratio"].panels[0].series] == [2, 2]
-
-
-def test_pretraining_seeds_are_one_point(run, figures_of):
-    runs = [run(f"m{r}-{seed}", Stage(MLM(r / 100), 20), seed=seed) for r in (20, 40) for seed in (1, 2)]
-    found = figures_of(runs)
-    (series,) = found["ratio"].panels[0].series
-    assert series.x == (20.0, 40.0)
 
 
 def test_an_interval_ends_where_scores_do(run, figures_of):
@@ -331,8 +293,8 @@ def test_one_name_has_one_colour_and_one_hue_one_order_of_objectives(by_id, pape
                     assert {roles[name] for name in models} == {one.look.role}, (figure.id, one.name)
 
 
-def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(evidence_of, plan_named, tmp_path):
-    plan = plan_named("paper")
+def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(evidence_of, plan_of, tmp_path):
+    plan = plan_of("paper")
 
     def mean(model, task):
         return 60.0 if task.family == "SC" or model.recipe.final else None

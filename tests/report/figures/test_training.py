@@ -1,23 +1,18 @@
 """Losses, repetition, the tree and the costs: from checkpoints on disk, whether or not anything was fine-tuned."""
 
-import itertools
 import json
 import math
 import shutil
 
 import pytest
 
-from biphase import CATALOG, CLM, MLM, MNTP, SIZES, WSD, Finetune, Stage, Study
-from biphase.keys import Identities
+from biphase import CATALOG, CLM, MLM, MNTP, Finetune, Stage, Study
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.figures import figures, scores, specification, training
-from biphase.report.figures.vega import SCREEN
+from biphase.report.figures import scores, training
 from biphase.report.pretraining import gaps
 from biphase.store import Store, publish, write_json
-from biphase.study.plan import make_plan
 
-OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}")
 SECONDS = 10.0  # of each step
 
 
@@ -47,14 +42,20 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
             publish(folder, store.checkpoints / job.key)
 
 
-def evidence_for(runs, store, grid=None, **how):
-    plan = make_plan(Study("s", tuple(runs), grid), OUTSIDE)
-    compute(plan, store, **how)
-    return gather(plan, store)
+@pytest.fixture
+def evidence_for(planned):
+    """The evidence of runs that were computed."""
+
+    def made(runs, store, **options):
+        plan = planned(*runs)
+        compute(plan, store, **options)
+        return gather(plan, store)
+
+    return made
 
 
 @pytest.fixture
-def three(run, tmp_path):
+def three(run, evidence_for, tmp_path):
     runs = [
         run("clm", Stage(CLM(), 20), keep=(10,)),
         run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
@@ -87,61 +88,10 @@ def test_heldout_losses_begin_where_their_run_leaves_another(three):
     assert [one.name for one in figure.entries] == ["CLM", "CLM → MLM 40%", "MLM 40%"]
 
 
-def test_colours_are_objectives_in_whatever_order_runs_come(run, tmp_path):
-    """A trunk is CLM also where the first run that has it goes on with MLM."""
-    runs = [
-        run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
-        run("clm", Stage(CLM(), 20)),
-        run("mlm", Stage(MLM(0.4), 20)),
-    ]
-    for number, order in enumerate(itertools.permutations(runs)):
-        figure = training.losses_figure(evidence_for(order, Store(tmp_path / str(number))))
-        for panel in figure.panels:
-            spans = {(one.look.role, one.x[0] < 10, one.x[-1]) for one in panel.series}
-            assert {role for role, first, _ in spans if first} == {"clm", "mlm"}
-            assert {(role, last) for role, first, last in spans if last == 20} >= {
-                ("clm", 20),
-                ("mlm", 20),
-                ("clm-mlm", 20),
-            }
-
-
-def test_splits_have_shades_of_one_colour_and_names_of_their_own(run, tmp_path):
-    runs = [run(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in (5, 10, 15)]
-    base = run("clm", Stage(CLM(), 20))
-    figure = training.losses_figure(
-        evidence_for([*runs, base, run("on", Stage(MLM(0.4), 10), start=base)], Store(tmp_path))
-    )
-    looks = {one.name: one.look for one in figure.entries}
-    shares = [looks[f"CLM → MLM 40%, {share}% causal"] for share in (25, 50, 75)]
-    assert [one.colour for one in shares] == ["clm-mlm-soft", "clm-mlm", "clm-mlm-deep"]
-    assert (looks["CLM → MLM 40%, continued"].role, looks["CLM → MLM 40%, continued"].dash) == (
-        "clm-mlm",
-        "dot",
-    )
-
-
-def test_runs_that_differ_in_what_no_recipe_tells_have_their_names(run, tmp_path):
-    runs = [
-        run("a", Stage(CLM(), 20)),
-        run("b", Stage(CLM(), 20), schedule=WSD(2e-3, 2, 4)),
-        run("m", Stage(MLM(0.4), 20)),
-    ]
-    figure = training.losses_figure(evidence_for(runs, Store(tmp_path)))
-    assert [(one.name, one.look.role) for one in figure.entries] == [("a", "clm"), ("b", "clm"), ("m", "mlm")]
-    assert len({one.look.colour for one in figure.entries}) == 3
-
-
-def test_switches_and_decays_are_uprights_with_words_in_the_first_panel(three):
-    figure = training.losses_figure(three)
-    assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(10, "→ MLM 40%"), (16, "decay")]
-    assert [(one.x, one.label) for one in figure.panels[1].verticals] == [(10, ""), (16, "")]
-
-
-def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, tmp_path):
+def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, planned, tmp_path):
     store = Store(tmp_path)
     runs = [run("clm", Stage(CLM(), 20), keep=(10,)), run("mlm", Stage(MLM(0.4), 20))]
-    plan = make_plan(Study("s", tuple(runs)), OUTSIDE)
+    plan = planned(*runs)
     compute(plan, store, only={plan.results["clm-10"]})
     figure = training.losses_figure(gather(plan, store))
     (line,) = figure.panels[0].series
@@ -150,11 +100,11 @@ def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, tmp_path):
     assert not figure.panels[0].verticals  # the decay lies ahead
 
 
-def test_live_losses_reach_further_than_what_is_saved(run, tmp_path):
+def test_live_losses_reach_further_than_what_is_saved(run, planned, tmp_path):
     from biphase.study.ledger import live_file
 
     store = Store(tmp_path)
-    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
+    plan = planned(run("clm", Stage(CLM(), 20), keep=(10,)))
     compute(plan, store, only={plan.results["clm-10"]})
     key = next(job.key for job in plan.jobs.values() if job.span == (10, 16))
     place = live_file(plan, store, key)
@@ -164,35 +114,6 @@ def test_live_losses_reach_further_than_what_is_saved(run, tmp_path):
     evidence = gather(plan, store)
     last = [training.losses_figure(evidence, live=live).panels[0].series[0].x[-1] for live in (False, True)]
     assert last == [10, 14]
-
-
-@pytest.mark.parametrize(("ratios", "told"), [((20, 40, 50), True), ((10, 20, 30, 40, 50, 60), False)])
-def test_the_legend_shows_what_the_curves_look_like_with_several_sizes(run, tmp_path, ratios, told):
-    runs = [
-        run(f"{size}-m{r}", Stage(MLM(r / 100), 20), start=SIZES[size])
-        for size in ("1m", "2m")
-        for r in ratios
-    ]
-    figure = training.losses_figure(evidence_for(runs, Store(tmp_path)))
-    legend = {one.name: one.look for one in figure.entries}
-    names = [f"MLM {r}%, {size}" for size in ("1m", "2m") for r in ratios] if told else ["MLM, 1m", "MLM, 2m"]
-    assert list(legend) == names
-    curves = [one for panel in figure.panels[1:] for one in panel.series]
-    assert all(one.look == legend[one.name] for one in curves)
-    assert len({one.look.width for one in curves}) == 2, "size is width"
-    assert {one.look.colour for one in curves if one.name.endswith("1m")} == {
-        one.look.colour for one in curves if one.name.endswith("2m")
-    }
-    assert "Thicker lines" in figure.caption
-
-
-def test_only_the_commonest_steps_are_marked(run, tmp_path):
-    runs = [run(f"c{n}", Stage(CLM(), n), Stage(MLM(0.4), 20 - n)) for n in range(3, 13)]
-    figure = training.losses_figure(evidence_for(runs, Store(tmp_path)))
-    marked = [one.x for one in figure.panels[0].verticals]
-    assert len(marked) == 6
-    assert 16 in marked  # where all of them decay
-    assert "Of 11" in figure.caption
 
 
 # ---------------------------------------------------------------- the tree
@@ -224,97 +145,6 @@ def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
     assert len(marks) == 50
 
 
-def test_no_two_pieces_lie_upon_each_other(paper):
-    (panel,) = training.tree_figure(paper[0]).panels
-    rows: dict[float, list[tuple[float, float]]] = {}
-    for one in panel.series:
-        if one.draws == "line" and one.name != "joints":
-            for first, last, row in segments(one):
-                rows.setdefault(row, []).append((first, last))
-    for spans in rows.values():
-        spans.sort()
-        assert all(before[1] <= after[0] for before, after in itertools.pairwise(spans))
-    # And no joint crosses a training job on a row between its ends.
-    joints = next(one for one in panel.series if one.name == "joints")
-    for at in range(0, len(joints.x), 3):
-        x, (top, bottom) = joints.x[at], joints.y[at : at + 2]
-        between = [span for row, spans in rows.items() if top < row < bottom for span in spans]
-        assert not [span for span in between if span[0] < x < span[1]]
-
-
-def test_names_of_a_row_do_not_cover_what_follows_on_it(paper):
-    (panel,) = training.tree_figure(paper[0]).panels
-    last = {}
-    for one in panel.series:
-        if one.draws == "line" and one.name != "joints":
-            for _, until, row in segments(one):
-                last[row] = max(last.get(row, 0), until)
-    right = next(one for one in panel.series if one.draws == "text" and "610m-clm-42k" in one.labels)
-    for x, y in zip(right.x, right.y, strict=True):
-        assert x == last[y]
-    assert panel.rows < 50  # a page holds it
-    assert panel.label_room >= max(map(len, right.labels))
-
-
-def test_the_tree_tells_what_is_done(three, tmp_path):
-    figure = training.tree_figure(three)
-    assert "7 of 7" in figure.caption
-    assert "(50 steps" in figure.caption
-    hollow = [one.look.hollow for one in figure.panels[0].series if one.draws == "points"]
-    assert hollow == [False]
-    store = Store(tmp_path / "other")
-    half = gather(three.plan, store)
-    assert [
-        one.look.hollow for one in training.tree_figure(half).panels[0].series if one.draws == "points"
-    ] == [True]
-
-
-def test_decays_are_lighter_and_colours_are_objectives(three):
-    looks = {one.name: one.look for one in training.tree_figure(three).panels[0].series if one.legend}
-    assert {name: (look.role, look.shade) for name, look in looks.items()} == {
-        "CLM": ("clm", ""),
-        "CLM, decay": ("clm", "-soft"),
-        "CLM → MLM": ("clm-mlm", ""),
-        "CLM → MLM, decay": ("clm-mlm", "-soft"),
-        "MLM": ("mlm", ""),
-        "MLM, decay": ("mlm", "-soft"),
-    }
-    assert looks["CLM, decay"].width < looks["CLM"].width
-
-
-def test_checkpoints_on_a_row_are_named_by_their_steps(run, tmp_path):
-    store = Store(tmp_path)
-    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 100), keep=(10, 12, 40)),)), OUTSIDE)
-    (panel,) = training.tree_figure(gather(plan, store)).panels
-    above = next(one for one in panel.series if one.side == "above")
-    assert above.labels == ("10", "40")  # 12 is too near to 10
-    assert above.x == (10, 40)
-
-
-def test_a_shared_trunk_names_its_checkpoints_by_steps_too(run, tmp_path):
-    runs = (
-        run("both", Stage(CLM(), 60), Stage(MLM(0.4), 40)),
-        run("clm", Stage(CLM(), 100), keep=(20,)),
-    )
-    (panel,) = training.tree_figure(gather(make_plan(Study("s", runs), OUTSIDE), Store(tmp_path))).panels
-    assert next(one for one in panel.series if one.side == "above").labels == ("20",)
-
-
-def test_on_a_phone_labels_of_checkpoints_do_not_touch(paper):
-    figure = training.tree_figure(paper[0])
-    (panel,) = figure.panels
-    place = next(n for n, series in enumerate(panel.series) if series.side == "above")
-    rows = next(one["values"] for one in specification(figure)["data"] if one["name"] == f"series-0-{place}")
-    shown = [row for row in rows if "crowded" not in row]
-    assert 0 < len(shown) < len(rows)
-    low, high = panel.x.range
-    pixels = (366 - panel.label_room * SCREEN.letter) / (high - low)
-    for before, after in itertools.pairwise(shown):
-        if before["y"] == after["y"]:
-            letters = (len(before["label"]) + len(after["label"])) / 2
-            assert (after["x"][0] - before["x"][0]) * pixels > 6 * letters
-
-
 # ---------------------------------------------------------------- costs
 
 
@@ -328,7 +158,7 @@ def amounts(panel):
     return found
 
 
-def test_costs_are_seconds_times_devices(run, tmp_path):
+def test_costs_are_seconds_times_devices(run, evidence_for, tmp_path):
     base = run("clm", Stage(CLM(), 20))
     runs = [
         base,
@@ -364,19 +194,9 @@ def test_a_cpu_has_no_gpu_hours_and_short_work_is_told_in_minutes(three):
     assert amounts(panel)["CLM"] == pytest.approx(200 / 60)
 
 
-def test_what_has_no_times_is_said(run, tmp_path):
-    store = Store(tmp_path)
-    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20), keep=(10,)),)), OUTSIDE)
-    compute(plan, store, only={plan.results["clm-10"]})
-    assert (
-        "2 training jobs of 3 not computed, or without times."
-        in training.costs_figure(gather(plan, store)).caption
-    )
-
-
-def test_finetuning_stands_beside_pretraining_by_task(run, evidence_of, tmp_path):
+def test_finetuning_stands_beside_pretraining_by_task(run, planned, evidence_of, tmp_path):
     grid = Finetune((CATALOG["sst2"], CATALOG["conll2003"]), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
-    plan = make_plan(Study("s", (run("clm", Stage(CLM(), 20)),), grid), OUTSIDE)
+    plan = planned(Study("s", (run("clm", Stage(CLM(), 20)),), grid))
     evidence = evidence_of(plan, Store(tmp_path), lambda model, task: 60.0 if task.name == "sst2" else None)
     figure = training.costs_figure(evidence)
     (panel,) = figure.panels
@@ -384,10 +204,6 @@ def test_finetuning_stands_beside_pretraining_by_task(run, evidence_of, tmp_path
     assert amounts(panel) == {"sst2": 6.0}  # six of a minute; the device's name is a GPU's
     assert panel.x.title == "GPU-minutes"
     assert "6 of 12" in figure.caption
-
-
-def test_a_study_that_is_not_evaluated_has_losses_tree_and_costs(three):
-    assert [one.id for one in figures(three, estimate(three))] == ["losses", "tree", "costs"]
 
 
 # ---------------------------------------------------------------- repetition
@@ -463,10 +279,3 @@ def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
     figure = scores.efficiency_figure(evidence, estimate(evidence))
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(ROWS * 64, "one epoch")]
     assert "read once" in figure.caption
-
-
-def test_one_epoch_is_not_marked_where_none_is_complete(several):
-    evidence = several(1_300)
-    figure = scores.efficiency_figure(evidence, estimate(evidence))
-    assert figure.panels[0].verticals == ()
-    assert "read once" not in figure.caption

@@ -6,7 +6,6 @@ import re
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import vl_convert
@@ -22,9 +21,8 @@ from biphase.report.figures.description import (
     Series,
     Style,
     Vertical,
-    View,
 )
-from biphase.report.figures.vega import PRINT, SCREEN, screen_height
+from biphase.report.figures.vega import SCREEN
 
 NAN = float("nan")
 
@@ -94,36 +92,6 @@ def test_an_unknown_interval_is_null_and_others_keep_their_ends():
         assert [(row["low"], row["high"]) for row in drawn] == [(4, 6.5), (None, None)]
 
 
-def test_a_bar_begins_where_the_one_before_it_ends():
-    bars = [Series(name, Style("clm"), (x,), (0.0,), draws="bars") for name, x in (("a", 3.0), ("b", 1.0))]
-    spec = specification(one_panel(*bars, rows=4))
-    assert [(row["start"], row["x"]) for n in (0, 1) for row in rows(spec, 0, n)] == [(0, [3]), (3, [4])]
-
-
-def test_views_have_their_own_ticks_and_titles():
-    axes = [
-        Axis(f"training {name}", "log", (1.0, 10.0), ("1", end))
-        for name, end in (("tokens", "10"), ("FLOPs", "1e1"))
-    ]
-    series = Series("s", Style("mlm"), (1.0,), (2.0,), views=((1.0,), (10.0,)))
-    views = (View("tokens", axes[0]), View("FLOPs", axes[1]))
-    figure = Figure("f", "", "", (Panel("", axes[0], Axis(), (series,), (Vertical(2.0, "epoch"),)),), views)
-    for view, (x, label) in enumerate(((1, "10"), (10, "1e1"))):
-        spec = specification(figure, PRINT, view)
-        assert rows(spec)[0]["x"][view] == x
-        svg = vl_convert.vega_to_svg(spec)
-        assert f">{axes[view].title}<" in svg
-        assert f">{label}<" in svg
-
-
-def test_vertical_lines_are_drawn_in_the_first_view_alone():
-    figure = one_panel(Series("s", Style("mlm"), (1.0, 9.0), (2.0, 3.0)), verticals=(Vertical(7.0, "decay"),))
-    marks = [mark for mark in specification(figure)["marks"][0]["marks"] if mark["type"] in ("rule", "text")]
-    shown = [mark["encode"]["update"] for mark in marks if "opacity" in mark["encode"]["update"]]
-    assert {one["x"]["value"] for one in shown} == {7.0}
-    assert [one["opacity"]["signal"] for one in shown] == ["view == 0 ? 1 : 0"] * 2
-
-
 # ---------------------------------------------------------------- legend and layout
 
 
@@ -133,12 +101,6 @@ def test_each_name_is_in_the_legend_once_and_published_values_last(every):
         assert names == [series.name for series in figure.entries]
         assert len(set(names)) == len(names)
         assert PAPER not in names[:-1]
-
-
-def test_a_name_alone_needs_no_legend_but_published_values_do():
-    ours, paper = Series("1m", Style("mlm"), (1.0,), (2.0,)), Series(PAPER, Style("paper"), (1.0,), (2.0,))
-    assert one_panel(ours).entries == ()
-    assert [one.name for one in one_panel(paper, ours).entries] == ["1m", PAPER]
 
 
 def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(every):
@@ -153,22 +115,6 @@ def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(every):
             assert before[at] + before[along] < after[at]
     assert wide[-1][0] + wide[-1][2] <= SCREEN.width
     assert narrow[0][0] + narrow[0][2] <= 366
-
-
-def test_the_height_that_the_page_reserves_is_that_of_the_drawing(every):
-    for figure in every.values():
-        spec = specification(figure)
-        assert vl_convert.vega_to_scenegraph(spec)["height"] == pytest.approx(screen_height(figure))
-
-
-def test_labels_beyond_the_last_point_have_room(every):
-    (panel,) = every["tree"].panels
-    for width in (SCREEN.width, 366):
-        spec = specification(every["tree"])
-        signal(spec, "width")["value"] = width
-        domain = spec["marks"][0]["scales"][0]["domain"]
-        assert domain[0] == panel.x.range[0]
-        assert str(panel.label_room * SCREEN.letter) in domain[1]["signal"]
 
 
 # ---------------------------------------------------------------- colours and texts
@@ -217,12 +163,6 @@ def test_the_paper_is_described_in_a_second_and_small(paper):
     assert len(text) < 1_500_000
 
 
-def test_describing_figures_needs_neither_torch_nor_a_drawing_library():
-    code = "import sys, biphase.report.figures\nprint(*sorted({'torch', 'vl_convert', 'scipy'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout.split()) == (0, []), done.stderr
-
-
 # ---------------------------------------------------------------- print
 
 
@@ -265,29 +205,6 @@ def test_a_figure_with_views_is_printed_once_for_each(every, tmp_path):
     stems = ("efficiency", "efficiency-flops")
     assert names == [f"{stem}.{form}" for stem in stems for form in ("svg", "pdf")]
     assert len({(tmp_path / "new" / name).read_bytes() for name in names[::2]}) == 2
-
-
-def test_print_is_as_wide_as_a_page_in_eight_points_and_light(every, tmp_path):
-    svg, pdf = draw(every["objectives"], tmp_path)
-    text = svg.read_text()
-    assert re.search(r'<svg[^>]* width="662"', text)
-    assert max(map(float, re.findall(r'font-size="([\d.]+)px"', text))) == pytest.approx(
-        8 * 96 / 72, abs=0.01
-    )
-    assert b"[0 0 496.5" in pdf.read_bytes()  # points: 6.9 inches
-    assert PALETTES["light"]["mlm"] in text
-    assert PALETTES["light"]["background"] in text
-    for figure in every.values():
-        height = vl_convert.vega_to_scenegraph(specification(figure, PRINT))["height"]
-        assert height / 96 < 9.5, "a page holds it"
-
-
-def test_hollow_markers_are_empty():
-    full = Series("a", Style("mlm"), (1.0,), (2.0,))
-    hollow = replace(full, look=Style("paper", marker="diamond", hollow=True), draws="points")
-    marks = specification(one_panel(full, hollow))["marks"][0]["marks"]
-    fills = [mark["encode"]["update"].get("fill") for mark in marks if mark["type"] == "symbol"][:2]
-    assert fills == [{"signal": "palette['mlm']"}, {"value": "transparent"}]
 
 
 @pytest.mark.alone

@@ -88,16 +88,6 @@ def test_memory_stays_below_the_block_and_a_little():
     assert peak < intervals.BLOCK + 8 * 2**20
 
 
-def test_sums_of_many_examples_are_precise_enough():
-    values = np.random.default_rng(3).random((2, 40_000), dtype=np.float32)
-    made = resample(values, seed="long", draws=20)
-    weights = intervals._weights("long", 40_000, 20)
-    exact = (
-        np.concatenate([block.astype(np.float64) @ values.T.astype(np.float64) for block in weights]) / 40_000
-    )
-    assert made == pytest.approx(exact, abs=1e-6)
-
-
 @pytest.mark.parametrize("of", [np.random.default_rng(4).random((3, 30)), counts(3, 30)])
 def test_a_missing_model_is_missing_and_disturbs_no_other(of):
     holed = of.copy()

@@ -36,7 +36,6 @@ from biphase.store import Store, publish, read_json, write_json
 from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, evaluation, finetuning
 from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan, save_plan
-from biphase.training.options import RuntimeOptions
 
 GRID = Finetune(TASKS[0])
 
@@ -69,7 +68,7 @@ def refused(words, call):
     assert "\n" not in str(caught.value)
 
 
-def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
+def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid, worker):
     first = tiny_run("first", Stage(CLM(), 4), Stage(MLM(Linear(0.4, 0.2, 5)), 6), keep=(2, 6))
     runs = (
         first,
@@ -78,7 +77,7 @@ def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
     )
     plan = make_plan(Study("s", runs, grid), identities(store))
     save_plan(plan, store)
-    _train(plan, store)
+    worker(plan, store, evaluated=set()).work()
     trials = {one.model: [trial.key for trial in one.trials] for one in finetunings(plan)}
     for key, job in plan.jobs.items():
         made = make_plan(asked(key[:8], store, grid), identities(store))
@@ -88,20 +87,6 @@ def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
             assert own == {key: trials[key]}
     assert plan.job_count == 10
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
-
-
-def _train(plan, store, evaluated=frozenset()):
-    import torch
-
-    from biphase.study.worker import Worker
-    from biphase.training.distributed import Ranks
-
-    options = RuntimeOptions(quiet=True, loaders=0)
-    alone = Ranks(0, 1, torch.device("cpu"))
-    Worker(
-        plan, store, identities(store), alone, options,
-        wanted=set(plan.jobs), evaluated=set(evaluated), say=lambda text: None,
-    ).work()  # fmt: skip
 
 
 def with_checkpoint(store, key, *, copy_of, step):
@@ -499,22 +484,6 @@ def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders
     assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 2
 
 
-def test_read_one_way_a_model_has_scores_of_its_own(tiny_run, store, grid):
-    run = tiny_run("clm", Stage(CLM(), 6))
-    scores = {}
-    for causal in (False, True):
-        one_way = replace(grid, tasks=grid.tasks[:1], lrs=(4e-3,), seeds=(0,), causal=causal)
-        plan = make_plan(Study(f"way-{causal}".lower(), (run,), one_way), identities(store))
-        save_plan(plan, store)
-        _train(plan, store, evaluated=set(plan.results.values()))
-        (training,) = finetunings(plan)
-        scores[causal] = store.trials / training.trials[0].key
-    assert scores[True] != scores[False]
-    found = {causal: read_json(place / TRIAL) for causal, place in scores.items()}
-    assert found[True]["losses"] != found[False]["losses"], "and not the same numbers under another name"
-    assert len(published(store)) == 2
-
-
 # ---------------------------------------------------------------- adapt
 
 
@@ -612,28 +581,6 @@ def test_another_wish_is_another_study_and_the_same_is_the_same(adapted):
     names = [adapted().name, adapted().name, adapted(seed=1).name, adapted(windows="full").name]
     assert len(set(names)) == 3
     assert names[0] == names[1]
-    assert names[0].startswith("adapt-decoder-")
-
-
-def test_with_tasks_the_model_as_it_was_stands_beside(adapted, folder):
-    before, after = adapted(finetune=Finetune(TASKS[:1])).runs
-    assert (before.name, before.start, before.stages) == ("decoder", Hub(str(folder)), ())
-    assert after.start == before.start
-
-
-@pytest.mark.parametrize(("config", "begins"), [({}, False), ({"bos_token": "<|pad|>"}, True)])
-def test_a_document_begins_with_a_token_only_where_the_template_says_so(adapted, folder, config, begins):
-    named = {"eos_token": "<|end_of_text|>"} | config
-    (folder / "tokenizer_config.json").write_text(json.dumps(named))
-    assert adapted().runs[0].corpus.bos is False, "a name alone puts nothing there"
-    words = json.loads((folder / "tokenizer.json").read_text())
-    begin, text = {"SpecialToken": {"id": "<|pad|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    words["post_processor"] = {
-        "type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text, text],
-        "special_tokens": {"<|pad|>": {"id": "<|pad|>", "ids": [2], "tokens": ["<|pad|>"]}},
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(words))
-    assert adapted().runs[0].corpus.bos is begins
 
 
 def test_places_are_said_so_that_they_can_be_read_from_elsewhere(adapted, corpus, monkeypatch):

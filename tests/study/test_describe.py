@@ -18,7 +18,6 @@ from biphase import (
     Corpus,
     Finetune,
     Hub,
-    LoRA,
     Pretrain,
     Rows,
     Stage,
@@ -148,12 +147,12 @@ def test_two_names_of_one_checkpoint_share_their_evaluation():
 
 
 def test_what_is_not_known_is_said_and_not_summed():
-    text = shown(plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"))))
-    assert "the shape of org/m is not known here" in text
+    plan = plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"), keep=(1_000,)))
+    text = shown(plan, [next(iter(plan.jobs))])
+    assert "of org/m is not known" in text
     assert "FLOPs ·" not in text
     assert text.splitlines()[2].startswith("org/m on mine")
-    plan = plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"), keep=(1_000,)))
-    assert "1 of 3 training jobs done, 8,000 steps left. Next:" in shown(plan, [next(iter(plan.jobs))])
+    assert all(fact in text.splitlines()[-1] for fact in ("1 of 3", "8,000 steps"))
 
 
 @pytest.mark.parametrize(
@@ -228,20 +227,6 @@ def test_a_program_gets_the_same_numbers():
     assert data["counts"]["jobs"] == 8
 
 
-def test_what_adapting_changes_is_shown():
-    hub = Hub("./decoder")
-    plain = run("plain", (MLM(0.4), 100), start=hub, decay=0)
-    lora = run("lora", (MLM(0.4), 100), start=hub, decay=0, adapter=LoRA(rank=4))
-    frozen = run("frozen", (MLM(0.4), 100), start=hub, decay=0, freeze="embeddings")
-    turned = replace(
-        plain, name="turned", stages=(Stage(MLM(0.4), 60), Stage(MLM(0.4), 40, rope_base=160_000.0))
-    )
-    text = shown(plan_of(plain, lora, frozen, turned))
-    assert "LoRA of rank 4" in text
-    assert "embeddings frozen" in text
-    assert "mlm 40%, rope 160000" in text
-
-
 # ---------------------------------------------------------------- runs and status
 
 
@@ -308,12 +293,10 @@ def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
     finish(store, first, step=9, lines=lines[:1])
     finish(store, second, step=12, lines=lines)
     said = closing(plan, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert "2 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
-    assert "5.250 █▁" in said
-    assert "0.50" in said
+    assert all(fact in said for fact in ("2 of 2", "0 of 30", "biphase run s.py", "5.250 █▁", "0.50"))
     bare = make_plan(replace(plan.study, finetune=None), identities(store))
     said = closing(bare, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert f"all 2 training jobs are done; they are in {store.root}" in said
+    assert all(fact in said for fact in ("all 2", str(store.root)))
 
 
 def test_who_is_running_and_what_failed_is_said(plan, store):

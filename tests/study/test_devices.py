@@ -342,11 +342,3 @@ def test_this_machine_s_device_is_its_first_gpu_or_its_cpu(model, name, tmp_path
     assert at_hand() == name
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert at_hand() == "cpu", "hidden GPUs are not computed on"
-
-
-def test_the_measured_cases_of_a_device_are_described(tmp_path):
-    found = device_named("h200", Store(tmp_path))
-    text = found.steps_behind(["bf16"])
-    facts = ("MLM 40% in chunks of 2,048 at 8m, 30m, 210m, 610m", "fine-tuning at 30m, 210m", "within 10%")
-    assert all(fact in text for fact in facts)
-    assert found.not_measured(["210m", "1b"]) == ["1b"]

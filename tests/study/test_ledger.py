@@ -218,6 +218,7 @@ def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_els
         {"protocol": "standard"},
         {"precision": "fp32"},
         {"length": 9},
+        {"causal": True},
         {"optimizer": AdamW(eps=1e-8)},
     ):
         assert not set(keys(task, **fields)[1]) & set(one[1]), fields

@@ -378,32 +378,21 @@ def test_what_is_pinned_local_or_from_scratch_stays_the_record_it_is(bare, tiny_
     assert mixed.runs[-1].start == Hub("some/model", OLD)
 
 
-def test_without_asking_nothing_is_looked_up_and_nothing_is_written(bare, cache):
-    fill_cache(cache, {"some/model": OLD})
-    study = Study("s", (Pretrain("run", start=Hub("some/model")),))
+def test_asking_pins_for_good_and_without_asking_nothing_is_looked_up(bare, cache):
+    fill_cache(cache, {"some/model": f"{OLD}\n"})
+    study = Study("s", (Pretrain("one", start=Hub("some/model")), trained("two", Hub("some/model"))))
     assert pinned(study, bare, ask=False) is study
     assert not bare.root.exists()
-
-
-def test_asking_pins_for_good(bare, cache):
-    fill_cache(cache, {"some/model": OLD})
-    study = Study("s", (Pretrain("one", start=Hub("some/model")), trained("two", Hub("some/model"))))
+    write_pins(bare, {"an/other": NEW})
     made = pinned(study, bare, ask=True)
     assert [run.start.revision for run in made.runs] == [OLD, OLD]
-    assert read_pins(bare) == {"some/model": OLD}
+    assert read_pins(bare) == {"an/other": NEW, "some/model": OLD}
     (cache / "models--some--model" / "refs" / "main").write_text(NEW)
     assert pinned(study, bare, ask=True) == made == pinned(study, bare, ask=False)
     assert commit_of("some/model", bare) == OLD
 
 
 # ---------------------------------------------------------------- without a network
-
-
-def test_offline_the_commit_of_the_cache_is_taken_and_others_pins_stay(bare, cache):
-    write_pins(bare, {"an/other": NEW})
-    fill_cache(cache, {"some/model": f"{OLD}\n"})
-    assert commit_of("some/model", bare) == OLD
-    assert read_pins(bare) == {"an/other": NEW, "some/model": OLD}
 
 
 def commit_refusal(source: str, store: Store, kind: type[Exception] = SpecError) -> str:

@@ -96,13 +96,6 @@ def test_arrays_end_to_end_come_back(lists):
         made[len(lists)]
 
 
-def test_entries_may_be_pairs_also_where_there_are_none():
-    made = Ragged.from_lists([[], [(1, 2), (3, 4)]], np.int32, item=(2,))
-    assert made[0].shape == (0, 2)
-    assert made[1].tolist() == [[1, 2], [3, 4]]
-    assert Ragged.from_lists([], np.int32, item=(2,)).flat.shape == (0, 2)
-
-
 # ---------------------------------------------------------------- texts
 
 
@@ -337,15 +330,6 @@ def test_a_long_question_loses_its_front_and_leaves_room_for_context(tokenizers)
         assert made.ids[0].tolist() == [1, *part[-kept:], *context[:LEAST_CONTEXT], 0]
         assert set((made.context_from - 1).tolist()) == {kept}
     assert set(np.diff(made.first).tolist()) == {LEAST_CONTEXT // 4}, "a stride without room for it"
-
-
-def test_a_token_without_characters_within_the_answer_is_part_of_it(tokenizers):
-    row = asked(CONTEXT, "garden,  the")
-    made = encode_questions(tokenized_by(tokenizers["trimmed"], 400), [row], stride=None)
-    spans = made.spans[0]
-    assert (spans[:, 0] == spans[:, 1]).any()  # the first of the two spaces
-    positions = sorted(made.gold[0])
-    assert positions == list(range(positions[0], positions[-1] + 1))
 
 
 def test_a_context_without_tokens_still_has_a_window(tokenizers):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from transformers import EuroBertConfig, EuroBertModel
+from transformers import BertConfig, BertModel, EuroBertConfig, EuroBertModel
 
 from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved, train
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.models.encoder import Encoder
-from biphase.specs import BPE, Classify, Corpus, Task
+from biphase.models.encoder import Encoder, encoder_from_hub
+from biphase.specs import BPE, Classify, Corpus, Hub, Task
 from biphase.tasks.encode import Tokenization
 from biphase.tasks.load import Examples, LabelledText
 
@@ -50,6 +50,15 @@ def encoder():
             return Encoder(EuroBertModel(config), context=context)
 
     return make
+
+
+@pytest.fixture
+def dropping(tmp_path):
+    """Makes a BERT with dropout, so that its draws count too."""
+    torch.manual_seed(4)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertModel(BertConfig(vocab_size=320, hidden_dropout_prob=0.2, **shape)).save_pretrained(tmp_path / "bert")
+    return lambda: encoder_from_hub(Hub(str(tmp_path / "bert")))
 
 
 @pytest.fixture(scope="session")

@@ -6,13 +6,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from transformers import BertConfig, BertModel
 
 from biphase import CATALOG
 from biphase.fast.trunk import FusedTrunk
 from biphase.finetune.trial import TRIAL, WORTH_KEEPING, Checkpoints, FineTuner, score
-from biphase.models.encoder import encoder_from_hub
-from biphase.specs import AdamW, Finetune, Hub
+from biphase.specs import AdamW, Finetune
 from biphase.store import Store, verify
 
 STEPS, KEY = 14, "f" * 32
@@ -30,20 +28,12 @@ def some(two_kinds):
 
 
 @pytest.fixture
-def tuner_of(encoder, options, tmp_path):
-    """Makes benches: transformers' own path with dropout, the fused one with its table of words, and pure bf16."""
+def tuner_of(encoder, dropping, options):
+    """Makes tuners: transformers' own path with dropout, the fused one with its table of words, and pure bf16."""
 
     def make(path):
         if path == "dropout":
-            torch.manual_seed(4)
-            shape = {
-                "hidden_size": 32,
-                "intermediate_size": 64,
-                "num_hidden_layers": 2,
-                "num_attention_heads": 2,
-            }
-            BertModel(BertConfig(vocab_size=320, hidden_dropout_prob=0.2, **shape)).save_pretrained(tmp_path)
-            return FineTuner(encoder_from_hub(Hub(str(tmp_path))), options(train_tokens=100))
+            return FineTuner(dropping(), options(train_tokens=100))
         tuner = FineTuner(encoder(), options("pure-bf16" if path == "pure-bf16" else "fp32"))
         if path == "words":
             tuner.encoder.fused = FusedTrunk(tuner.encoder.trunk, torch.float32)
@@ -152,17 +142,13 @@ def test_tensors_are_restored_where_they_lie(tuner_of, some, store):
 
 
 def test_the_seconds_of_every_slot_are_added_up(tuner_of, some, store):
-    checkpoints = Checkpoints(store, KEY, steps=5)
-    tuner_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=checkpoints, stop=stop_after(6))
+    tuner, checkpoints = tuner_of("words"), Checkpoints(store, KEY, steps=5)
+    tuner.finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=checkpoints, stop=stop_after(6))
     (place,) = store.unfinished.iterdir()
     about = json.loads((place / TRIAL).read_text())
     assert (about["key"], about["step"]) == (KEY, 6)
-    about["seconds"] = 1_000.0
     checkpoints.discard()
-    again = Checkpoints(store, KEY, steps=5)
-    tuner = tuner_of("words")
-    tuner.finetune(some, SPEC, lr=1e-3, seed=1, stop=stop_after(6))
-    assert again.save(*tuner.grid.tensors(), about)
+    assert Checkpoints(store, KEY, steps=5).save(*tuner.grid.tensors(), about | {"seconds": 1_000.0})
     _, trained = tuner_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=Checkpoints(store, KEY))
     assert 1_000 < trained.seconds < 1_100
 

@@ -94,39 +94,26 @@ def ids(tokenization, text):
 
 
 @pytest.mark.parametrize(
-    ("template", "named", "around"),
+    ("protocol", "template", "named", "around"),
     [
-        ("[CLS] $A [SEP]", {}, (["[CLS]"], ["[SEP]"])),
-        ("[CLS] $A [SEP]", {"eos_token": "[MASK]"}, (["[CLS]"], ["[SEP]"])),
-        ("[CLS] $A", {}, (["[CLS]"], [])),
-        ("[CLS] $A", {"eos_token": "[SEP]"}, (["[CLS]"], ["[SEP]"])),
-        ("[CLS] [MASK] $A [SEP] [SEP]", {}, (["[CLS]", "[MASK]"], ["[SEP]", "[SEP]"])),
-        ("$A [SEP]", {}, ([], ["[SEP]"])),
-        (None, {}, ([], [])),
-        (None, {"eos_token": "[SEP]"}, ([], ["[SEP]"])),
+        ("standard", "[CLS] $A [SEP]", {}, (["[CLS]"], ["[SEP]"])),
+        ("standard", "[CLS] $A [SEP]", {"eos_token": "[MASK]"}, (["[CLS]"], ["[SEP]"])),
+        ("standard", "[CLS] $A", {}, (["[CLS]"], [])),
+        ("standard", "[CLS] $A", {"eos_token": "[SEP]"}, (["[CLS]"], ["[SEP]"])),
+        ("standard", "[CLS] [MASK] $A [SEP] [SEP]", {}, (["[CLS]", "[MASK]"], ["[SEP]", "[SEP]"])),
+        ("standard", "$A [SEP]", {}, ([], ["[SEP]"])),
+        ("standard", None, {}, ([], [])),
+        ("standard", None, {"eos_token": "[SEP]"}, ([], ["[SEP]"])),
+        ("paper", "[CLS] $A", {"eos_token": "[SEP]"}, ([], ["[SEP]"])),
+        ("paper", "[CLS] $A [SEP]", {}, (["[CLS]"], ["[SEP]"])),
     ],
 )
 def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it_has_no_end(
-    hub, template, named, around
+    hub, protocol, template, named, around
 ):
-    tokenization = encoder_of_hub(hub(word_pieces(template), **named), spec()).tokenization
-    names = [tokenization.tokenizer.id_to_token(number) for number in range(len(SPECIAL))]
-    assert ([names[one] for one in tokenization.before], [names[one] for one in tokenization.after]) == around
-
-
-def test_the_papers_protocol_reads_the_text_and_its_end_token(hub):
-    folder = hub(word_pieces("[CLS] $A"), eos_token="[SEP]")
-    tokenization = encoder_of_hub(folder, spec("paper")).tokenization
-    assert (tokenization.before, [tokenization.tokenizer.id_to_token(one) for one in tokenization.after]) == (
-        (),
-        ["[SEP]"],
-    )
-
-
-def test_the_papers_protocol_keeps_the_template_of_a_tokenizer_without_an_end_token(hub):
-    tokenization = encoder_of_hub(hub(word_pieces("[CLS] $A [SEP]")), spec("paper")).tokenization
-    names = [tokenization.tokenizer.id_to_token(one) for one in (*tokenization.before, *tokenization.after)]
-    assert names == ["[CLS]", "[SEP]"]
+    tokenization = encoder_of_hub(hub(word_pieces(template), **named), spec(protocol)).tokenization
+    sides = tokenization.before, tokenization.after
+    assert tuple([tokenization.tokenizer.id_to_token(token) for token in side] for side in sides) == around
 
 
 def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path):
@@ -155,13 +142,6 @@ def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hu
     tokenizer.add_tokens(["boathouse"])
     with pytest.raises(ModelError, match=r"200.*embeddings.*202"):
         encoder_of_hub(hub(tokenizer), spec())
-
-
-def test_reading_the_same_files_twice_has_one_identity_and_another_length_another(hub):
-    for tokenizer in (word_pieces("[CLS] $A [SEP]"), marks("<s> $A </s>")):
-        where = hub(tokenizer)
-        one, same = (encoder_of_hub(where, spec()).tokenization.identity for _ in range(2))
-        assert one == same != encoder_of_hub(where, spec(length=20)).tokenization.identity
 
 
 # ---------------------------------------------------------------- letters that spell special tokens
@@ -219,44 +199,36 @@ def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
 
 def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
     where = hub(word_pieces("[CLS] $A [SEP]"))
-    assert encoder_of_hub(where, spec()).tokenization.length == 99
+    usual = encoder_of_hub(where, spec()).tokenization
+    assert usual.length == 99
+    assert encoder_of_hub(where, spec()).tokenization.identity == usual.identity
     for length in (7, CONTEXT):
         tokenization = encoder_of_hub(where, spec(length=length)).tokenization
         assert len(ids(tokenization, "the house " * 80)) == tokenization.length == length
+        assert tokenization.identity != usual.identity
 
 
-def test_a_length_beyond_the_context_is_refused(hub):
-    with pytest.raises(SpecError, match=r"Finetune\.length is 101.*model reads.*100 .* say length=100"):
-        encoder_of_hub(hub(word_pieces()), spec(length=CONTEXT + 1))
-
-
-def test_a_length_without_room_for_text_is_refused(hub):
-    with pytest.raises(SpecError, match="no room"):
-        encoder_of_hub(hub(word_pieces("[CLS] $A [SEP]")), spec(length=2))
+@pytest.mark.parametrize(
+    ("length", "facts"), [(CONTEXT + 1, r"Finetune\.length is 101.*say length=100"), (2, "no room")]
+)
+def test_a_length_beyond_the_context_or_without_room_for_text_is_refused(hub, length, facts):
+    with pytest.raises(SpecError, match=facts):
+        encoder_of_hub(hub(word_pieces("[CLS] $A [SEP]")), spec(length=length))
 
 
 # ---------------------------------------------------------------- what is missing or odd
 
 
-def test_a_model_without_a_tokenizer_is_refused_in_one_line(hub, tmp_path):
-    where = hub(word_pieces())
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        (tmp_path / name).unlink()
-    with pytest.raises(ModelError, match=r"put its tokenizer\.json beside it") as refused:
-        encoder_of_hub(where, spec())
-    assert "\n" not in str(refused.value)
-
-
-def test_a_tokenizer_that_cannot_read_plain_letters_is_refused_in_one_line(hub):
-    with pytest.raises(ModelError, match="tokenizer cannot") as refused:
-        encoder_of_hub(hub(Model(models.WordLevel({"the": 0, "house": 1}))), spec())
-    assert "\n" not in str(refused.value)
-
-
-def test_a_damaged_tokenizer_is_refused_in_one_line(hub, tmp_path):
-    where = hub(word_pieces())
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
-    with pytest.raises(ModelError) as refused:
+@pytest.mark.parametrize("fact", ["beside it", "tokenizer cannot", ""], ids=["none", "no letters", "damaged"])
+def test_a_model_without_a_usable_tokenizer_is_refused_in_one_line(fact, hub, tmp_path):
+    unread = Model(models.WordLevel({"the": 0, "house": 1}))
+    where = hub(unread if fact == "tokenizer cannot" else word_pieces())
+    if fact == "beside it":
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (tmp_path / name).unlink()
+    elif not fact:
+        (tmp_path / "tokenizer.json").write_text(json.dumps({"version": "1.0"}))
+    with pytest.raises(ModelError, match=fact or None) as refused:
         encoder_of_hub(where, spec())
     assert "\n" not in str(refused.value)
 

@@ -220,20 +220,6 @@ def test_a_few_examples_are_learned_by_heart(
 # ---------------------------------------------------------------- what chooses, and what chance teaches
 
 
-@PROTOCOLS
-@pytest.mark.parametrize("name", FEW)
-def test_every_metric_of_the_family_is_computed_under_both_protocols(
-    name, protocol, shipped, tokenization_of, encoder, options
-):
-    examples = FEW[name](shipped)
-    some = family(name, examples, tokenization_of(all_text(examples), vocab=400), protocol=protocol)
-    assert some.metric == FAMILIES[some.task.family].selects[protocol]
-    tuner = FineTuner(encoder(vocab=400), options())
-    for scored in score(tuner.fresh(some, 0).eval(), some, tuner.options).values():
-        assert set(scored.metrics) == set(FAMILIES[some.task.family].metrics)
-    assert set(some.baselines["trivial"]) == set(FAMILIES[some.task.family].metrics)
-
-
 def test_every_family_selects_by_one_of_its_own_metrics():
     for one in FAMILIES.values():
         assert set(one.selects) == {"paper", "standard"}
@@ -308,17 +294,21 @@ def rescored(name, examples, labels, predictions):
 
 @PROTOCOLS
 @pytest.mark.parametrize("name", FEW)
-def test_scores_can_be_worked_out_again_from_the_predictions_that_are_kept(
+def test_every_metric_is_computed_and_follows_from_the_predictions_that_are_kept(
     name, protocol, shipped, tokenization_of, encoder, options
 ):
     examples = FEW[name](shipped)
     some = family(
         name, examples, tokenization_of(all_text(examples), vocab=400), protocol=protocol, batch=8, steps=30
     )
+    facts = FAMILIES[some.task.family]
+    assert some.metric == facts.selects[protocol]
+    assert set(some.baselines["trivial"]) == set(facts.metrics)
     tuner = FineTuner(encoder(vocab=400), options())
     model, _ = tuner.finetune(some, SPEC, lr=5e-3, seed=0)
     labels = getattr(some.task.form, "labels", ())
     for part, scored in score(model, some, tuner.options).items():
+        assert set(scored.metrics) == set(facts.metrics)
         again = rescored(name, getattr(examples, part), labels, scored.predictions)
         assert again == pytest.approx({key: scored.metrics[key] for key in again}, abs=1e-6)
         assert any(again.values()), "nothing was learned that could be compared"

@@ -18,19 +18,8 @@ from biphase.tasks.load import Examples, Library, Pair, Search
 
 SPEC = Finetune((CATALOG["sources-mini"],))
 WORDS = [
-    "cat",
-    "dog",
-    "teacher",
-    "river",
-    "student",
-    "house",
-    "mountain",
-    "boat",
-    "garden",
-    "shadow",
-    "road",
-    "bird",
-]
+    "cat", "dog", "teacher", "river", "student", "house", "mountain", "boat", "garden", "shadow", "road", "bird",
+]  # fmt: skip
 
 
 # ---------------------------------------------------------------- search

@@ -85,6 +85,30 @@ def plan(study: Study, store: Store):
     return made
 
 
+@pytest.fixture
+def worker():
+    """Makes a worker of a plan on this CPU: `worker(plan, store, printed, stop=…)`."""
+    import torch
+
+    from biphase.study.worker import Worker
+    from biphase.training.distributed import Ranks
+    from biphase.training.options import RuntimeOptions
+
+    def make(plan, store, printed=None, *, wanted=None, evaluated=None, **options):
+        return Worker(
+            plan,
+            store,
+            identities(store),
+            Ranks(0, 1, torch.device("cpu")),
+            RuntimeOptions(quiet=True, loaders=0, **options),
+            wanted=set(plan.jobs) if wanted is None else wanted,
+            evaluated=evaluated,
+            say=([] if printed is None else printed).append,
+        )
+
+    return make
+
+
 @pytest.fixture(scope="session")
 def _finished_store(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
     made = Store(tmp_path_factory.mktemp("finished"))
@@ -94,22 +118,11 @@ def _finished_store(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> S
 
 
 @pytest.fixture
-def finished(plan, store: Store, _finished_store: Store) -> Store:
+def finished(plan, store: Store, worker, _finished_store: Store) -> Store:
     """The store of the plan after all its work; the work itself is done once, and copied for each test."""
     if not _finished_store.checkpoints.exists():
-        import torch
-
-        from biphase.study.worker import Worker
-        from biphase.training.distributed import Ranks
-        from biphase.training.options import RuntimeOptions
-
         save_plan(plan, _finished_store)
-        alone = Ranks(0, 1, torch.device("cpu"))
-        known = identities(_finished_store)
-        options = RuntimeOptions(quiet=True, loaders=0)
-        Worker(
-            plan, _finished_store, known, alone, options, wanted=set(plan.jobs), say=lambda text: None
-        ).work()
+        worker(plan, _finished_store).work()
     for kind in ("checkpoints", "trials"):
         shutil.copytree(getattr(_finished_store, kind), getattr(store, kind), dirs_exist_ok=True)
     return store

@@ -424,16 +424,12 @@ def test_more_files_than_a_reader_would_take_are_not_packed(good, tmp_path, monk
     ],
 )
 def test_values_that_a_report_cannot_count_with_are_refused(good, name, tensor, tmp_path):
-    files = good | {values_of(good): save_tensors({name: tensor})}
-    refused(crafted(tmp_path / "f", members_of(files)), "values.safetensors")
-
-
-def test_values_are_taken_where_they_are_one_for_each_example(good, tmp_path):
-    half = np.array([True, False, True, False])
-    values = {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": half}
-    check(crafted(tmp_path / "f", members_of(good | {values_of(good): save(values)})))
-    files = good | {values_of(good): save(values)[:-1]}
-    refused(crafted(tmp_path / "g", members_of(files)), "values.safetensors")
+    fine = save(
+        {"test/entity_counts": np.zeros((4, 3), np.int32), "validation/accuracy": np.arange(4) % 2 == 0}
+    )
+    check(crafted(tmp_path / "f", members_of(good | {values_of(good): fine})))
+    for content in (save_tensors({name: tensor}), fine[:-1]):
+        refused(crafted(tmp_path / "g", members_of(good | {values_of(good): content})), "values.safetensors")
 
 
 def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
@@ -451,11 +447,6 @@ def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, tmp_path):
 
 
 # ---------------------------------------------------------------- an archive holds results of its own study
-
-
-def test_the_plan_comes_first_because_the_rest_is_judged_by_it(good, tmp_path):
-    turned = {FINGERPRINTS: good[FINGERPRINTS], **good}
-    refused(crafted(tmp_path / "f", members_of(turned)), "study/plan.json")
 
 
 def test_only_models_that_the_study_starts_from_are_pinned(study, store, model_folders, tmp_path):
@@ -718,13 +709,11 @@ def test_a_damaged_result_here_is_named_and_the_rest_is_merged(plan, finished, t
     assert sum(told.added.values()) == len(plan.jobs) + 36 - 1 + 1
 
 
-def test_nothing_computed_is_nothing_to_pack(plan, store, tmp_path):
-    with pytest.raises(SpecError, match=r"of tuned.*biphase run"):
+def test_a_file_that_is_no_ledger_is_not_overwritten(plan, store, request, tmp_path):
+    with pytest.raises(SpecError, match=r"of tuned.*biphase run"):  # nothing is computed
         packed(plan, store, tmp_path / "one.ledger")
     assert not list(tmp_path.glob("*ledger*"))
-
-
-def test_a_file_that_is_no_ledger_is_not_overwritten(plan, finished, tmp_path):
+    finished = request.getfixturevalue("finished")
     (tmp_path / "notes").write_text("mine")
     with pytest.raises(SpecError, match="another file"):
         packed(plan, finished, tmp_path / "notes")
@@ -898,16 +887,6 @@ def test_finished_trials_are_not_computed_again_and_weights_only_where_they_are_
     assert again == files_of(finished.trials / missing.trials[0].key)["values.safetensors"], "the same bits"
 
 
-def test_a_branch_needs_the_weights_of_its_trunk_alone(plan, finished, shards, tmp_path):
-    store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
-    store.shards.mkdir(parents=True)
-    (store.shards / shards.name).symlink_to(shards)
-    end = plan.results["both"]
-    shutil.rmtree(store.metadata_of(store.checkpoints / end))
-    computed(plan, store)
-    assert ledger.keys_with_weights(plan, store) == {job.key for job in plan.path(end)}
-
-
 def test_whoever_wants_the_weights_is_told_where_they_are(plan, finished, tmp_path):
     store = received(packed(plan, finished, tmp_path / "one.ledger"), tmp_path / "other")
     at = plan.results["clm"]
@@ -991,31 +970,25 @@ def test_a_kill_while_merging_leaves_whole_results_and_the_next_merge_ends_it(pl
 
 def test_the_verbs_say_what_travelled_and_what_to_type_next(plan, finished, verb, tmp_path):
     study, file, other = finished.studies / "tuned" / PLAN, tmp_path / "one.ledger", tmp_path / "other"
+    jobs = len(plan.jobs)
     code, out, _ = verb("ledger", "pack", study, file, "--store", finished.root)
     assert code == 0
-    assert f"36 of 36 scores; {len(plan.jobs)} of {len(plan.jobs)} checkpoints, without weights" in out
-    assert "biphase ledger merge one.ledger" in out
+    assert all(fact in out for fact in ("36 of 36", f"{jobs} of {jobs}", "biphase ledger merge one.ledger"))
     code, out, _ = verb("ledger", "merge", file, "--store", other)
     assert code == 0
-    assert f"36 scores, {len(plan.jobs)} checkpoints without weights, 1 card of corpora (" in out
-    typed = out.split("What they show: biphase ")[1].split()
+    assert all(fact in out for fact in ("36 scores", f"{jobs} checkpoints", "1 card"))
+    typed = out.split(": biphase ")[1].split()
     assert verb(*typed, "--no-print")[0] == 0
     code, out, _ = verb("status", other / "studies" / "tuned" / PLAN, "--store", other)
-    assert "24/24 fine-tunings" in out
-    assert f"{len(plan.jobs)} training jobs came without weights" in out
-    code, out, _ = verb("plan", other / "studies" / "tuned" / PLAN, "--store", other)
-    assert "all 5 training jobs and 24 fine-tunings computed" in out
+    assert all(fact in out for fact in ("24/24", "without weights"))
     code, out, _ = verb("ledger", "merge", file, file, "--store", other, "--json")
-    told = json.loads(out)
-    assert [one["already"] for one in told] == [36 + len(plan.jobs) + 1] * 2
-    code, out, err = verb("export", plan.results["clm"][:8], tmp_path / "model", "--store", other)
-    assert (code, out) == (2, "")
-    assert "without its weights" in err
+    assert [merged["already"] for merged in json.loads(out)] == [36 + jobs + 1] * 2
     code, out, _ = verb("ledger", "pack", study, file, "--store", finished.root, "--only", "both", "--json")
     assert json.loads(out)["scores"] == 12
-    code, _, err = verb("ledger", "pack", study, file, "--store", finished.root, "--only", "nothing")
-    assert code == 2
-    assert "matches" in err
-    code, _, err = verb("ledger", "merge", tmp_path / "none", "--store", other)
-    assert code == 2
-    assert "there is no file" in err
+    for words, fact in (
+        (("pack", study, file, "--store", finished.root, "--only", "nothing"), "matches"),
+        (("merge", tmp_path / "none", "--store", other), "no file"),
+    ):
+        code, _, err = verb("ledger", *words)
+        assert code == 2
+        assert fact in err

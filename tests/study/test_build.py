@@ -32,12 +32,10 @@ from biphase import (
 )
 from biphase.errors import SpecError, StoreError
 from biphase.metadata import TRIAL, VALUES
-from biphase.records import decode, encode
 from biphase.store import Store, publish, read_json, write_json
 from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, evaluation, finetuning
-from biphase.study.ledger import count, finetunings, read_trial
+from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan, save_plan
-from biphase.training.options import RuntimeOptions
 
 GRID = Finetune(TASKS[0])
 
@@ -70,7 +68,7 @@ def refused(words, call):
     assert "\n" not in str(caught.value)
 
 
-def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
+def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid, worker):
     first = tiny_run("first", Stage(CLM(), 4), Stage(MLM(Linear(0.4, 0.2, 5)), 6), keep=(2, 6))
     runs = (
         first,
@@ -79,7 +77,7 @@ def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
     )
     plan = make_plan(Study("s", runs, grid), identities(store))
     save_plan(plan, store)
-    _train(plan, store)
+    worker(plan, store, evaluated=set()).work()
     trials = {one.model: [trial.key for trial in one.trials] for one in finetunings(plan)}
     for key, job in plan.jobs.items():
         made = make_plan(asked(key[:8], store, grid), identities(store))
@@ -89,20 +87,6 @@ def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid):
             assert own == {key: trials[key]}
     assert plan.job_count == 10
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
-
-
-def _train(plan, store, evaluated=frozenset()):
-    import torch
-
-    from biphase.study.worker import Worker
-    from biphase.training.distributed import Ranks
-
-    options = RuntimeOptions(quiet=True, loaders=0)
-    alone = Ranks(0, 1, torch.device("cpu"))
-    Worker(
-        plan, store, identities(store), alone, options,
-        wanted=set(plan.jobs), evaluated=set(evaluated), say=lambda text: None,
-    ).work()  # fmt: skip
 
 
 def with_checkpoint(store, key, *, copy_of, step):
@@ -140,19 +124,16 @@ def test_a_folder_is_known_by_what_it_holds_not_by_where_it_is(model_folders, tm
     shutil.copytree(model_folders["bert"], tmp_path / "my model")
     monkeypatch.chdir(tmp_path)
 
-    def key_of(model):
-        made = make_plan(asked(model, store), identities(store))
-        return next(iter(made.results.items()))
+    def keys_of(model):
+        return make_plan(asked(model, store), identities(store)).results
 
-    assert key_of("my model")[0] == "my-model"
-    one = key_of(model_folders["bert"])[1]
-    assert key_of("my model")[1] == key_of("./my model")[1] == one
-    assert key_of(model_folders["eurobert"])[1] != one
+    (key,) = keys_of(model_folders["bert"]).values()
+    assert keys_of("my model") == keys_of("./my model") == {"my-model": key}
     for name in ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"):
-        shutil.rmtree("my model")
-        shutil.copytree(model_folders["bert"], "my model")
-        Path("my model", name).write_bytes(Path("my model", name).read_bytes() + b" ")
-        assert key_of("my model")[1] != one, name
+        content = Path("my model", name).read_bytes()
+        Path("my model", name).write_bytes(content + b" ")
+        assert keys_of("my model") != {"my-model": key}, name
+        Path("my model", name).write_bytes(content)
 
 
 def test_the_name_of_an_evaluation_tells_models_and_grids_apart(tmp_path):
@@ -193,26 +174,26 @@ def test_rates_and_seeds_are_listed_or_counted():
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "facts"),
     [
-        ({"lrs": "fast"}, "--lrs: 'fast' is no number; type for example --lrs 1e-5,3e-5"),
-        ({"lrs": "1e-5,"}, "--lrs: '' is no number"),
-        ({"lrs": "nan"}, "--lrs nan: rates lie between 0 and 1"),
-        ({"lrs": "3"}, "--lrs 3: rates lie between 0 and 1, each once"),
+        ({"lrs": "fast"}, "'fast'.*--lrs 1e-5,3e-5"),
+        ({"lrs": "1e-5,"}, "--lrs: ''"),
+        ({"lrs": "nan"}, "--lrs nan.*0 and 1"),
+        ({"lrs": "3"}, "--lrs 3.*0 and 1"),
         ({"lrs": "1e-3,1e-3"}, "each once"),
-        ({"seeds": "0-x"}, "--seeds: 'x' is no number; type for example --seeds 0-4 or 0,1,2"),
-        ({"seeds": "1.5"}, "--seeds: '1.5' is no number"),
-        ({"seeds": "4-0"}, "--seeds 4-0: at least one"),
-        ({"seeds": "-1"}, "--seeds: '' is no number"),
-        ({"seeds": "1,1"}, "--seeds 1,1: at least one, each once"),
+        ({"seeds": "0-x"}, "'x'.*--seeds 0-4 or 0,1,2"),
+        ({"seeds": "1.5"}, "--seeds: '1.5'"),
+        ({"seeds": "4-0"}, "--seeds 4-0"),
+        ({"seeds": "-1"}, "--seeds: ''"),
+        ({"seeds": "1,1"}, "--seeds 1,1.*each once"),
         ({"seeds": "0-2,1"}, "each once"),
-        ({"protocol": "mine"}, "'paper' or 'standard', not 'mine'"),
-        ({"precision": "fp16"}, "not 'fp16'"),
-        ({"documents": "some"}, "'judged' or 'all', not 'some'"),
+        ({"protocol": "mine"}, "'paper'.*'standard'.*'mine'"),
+        ({"precision": "fp16"}, "'fp16'"),
+        ({"documents": "some"}, "'judged'.*'all'.*'some'"),
     ],
 )
-def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, words):
-    refused(words, lambda: said(**fields))
+def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, facts):
+    refused(facts, lambda: said(**fields))
 
 
 def test_a_machine_without_a_gpu_computes_in_fp32_unless_it_is_told_otherwise(monkeypatch):
@@ -253,9 +234,8 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     command = ("evaluate", model_folders[name], "--tasks", own_csv, "--store", store.root, *SMALL)
     code, out, told = verb(*command)
     assert code == 0
-    assert "4 fine-tunings, 0 done" in told
-    assert "4/4 fine-tunings" in told
-    assert f"all 4 fine-tunings are done; they are in {store.root}" in out
+    assert told.index("  labels ") < told.index("4 fine-tunings, 0 done") < told.index("4/4 fine-tunings")
+    assert f"in {store.root}" in out
     row = next(line for line in out.splitlines() if "reviews" in line)
     assert row.split()[:3] == [name, "reviews", "accuracy"]
     assert re.search(r"\d (± [\d.]+|\[[\d.]+, [\d.]+\])", row), "an interval"
@@ -269,55 +249,39 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     code, again, told = verb(*command, "--json")
     assert code == 0
     assert "4 fine-tunings, 4 done" in told
-    assert "fine-tunings  " not in told, "nothing is computed again"
-    assert stamps(store) == before
+    assert stamps(store) == before, "nothing is computed again"
     (scores,) = json.loads(again)["scores"]
     assert (scores["done"], scores["of"], scores["task"]) == (4, 4, "reviews")
     assert f"{sum(scores['test']) / 2 * 100:.2f}" in row
+    (plan,) = store.root.glob("studies/*/plan.json")
+    code, _, _ = verb("report", plan, "--store", store.root, "--no-print", "--out", tmp_path / "report")
+    assert code == 0
+    assert "{text}" in (tmp_path / "report" / "report.md").read_text(), "how the data was understood"
 
 
 def test_a_dry_run_says_what_was_understood_and_leaves_nothing(verb, model_folders, own_csv, tmp_path):
+    with (own_csv / "train.csv").open("a") as file:
+        file.write('"the \x1b[31mred one",good\n' * 2)
     command = ("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
     code, out, told = verb(*command, "--dry-run")
     assert (code, told) == (0, "")
     assert not (tmp_path / "s").exists()
+    assert "\x1b[31m" not in out
     said = dict(line.strip().split(None, 1) for line in out.splitlines() if line.startswith("  "))
-    assert said["family"].startswith("SC")
-    assert said["columns"] == "text, label"
-    assert said["text"] == "{text}"
-    assert said["labels"] == "bad, good"
-    assert said["train"].startswith("45 rows; 2 steps of 32")
-    assert said["validation"].startswith("3 rows (5% of train)")
-    assert said["test"].startswith("10 rows")
-    examples = [line.split(None, 1)[1] for line in out.splitlines() if line.startswith("  example")]
-    assert len(examples) == 2
-    assert all(one.startswith("'the ") for one in examples)
-    assert {one.rsplit("→ ", 1)[1] for one in examples} == {"bad", "good"}
-    assert "4 fine-tunings" in out
+    for field, beginning in {
+        "family": "SC",
+        "columns": "text, label",
+        "text": "{text}",
+        "labels": "bad, good",
+        "train": "47 rows; 2 steps of 32",
+        "validation": "3 rows",
+        "test": "10 rows",
+    }.items():
+        assert said[field].startswith(beginning)
+    examples = [line.rsplit("→ ", 1)[1] for line in out.splitlines() if line.startswith("  example")]
+    assert sorted(examples) == ["bad", "good"]
     code, out, _ = verb(*command, "--dry-run", "--json")
     assert json.loads(out)[0]["name"] == "reviews"
-
-
-def test_what_was_understood_is_said_before_training_and_stands_in_the_report(
-    verb, model_folders, own_csv, tmp_path
-):
-    with (own_csv / "train.csv").open("a") as file:
-        file.write('"the \x1b[31mred | <b>one</b>",good\n' * 30)
-    store = tmp_path / "s"
-    code, _, told = verb("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", store, *SMALL)
-    assert code == 0
-    assert told.index("  labels ") < told.index("fine-tunings, 0 done") < told.index("on validation")
-    assert "\x1b[31m" not in told
-    assert "  warning     only 74 rows to train on" in told
-    (plan,) = store.glob("studies/*/plan.json")
-    code, _, _ = verb("report", plan, "--store", store, "--no-print", "--out", tmp_path / "report")
-    assert code == 0
-    page, text = ((tmp_path / "report" / name).read_text() for name in ("report.html", "report.md"))
-    for shown in (page, text):
-        assert "reviews, as it was read" in shown
-        assert "only 74 rows to train on" in shown
-        assert "{text}" in shown
-    assert "<b>one</b>" not in page
 
 
 def plain(part, n):
@@ -366,17 +330,14 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
     assert (about["steps"], about["trained_examples"], about["losses"]) == (0, 0, [])
     assert about["examples"]["test"] == about["examples"]["validation"] == 60
     assert about["scores"]["test"] == about["scores"]["validation"]
-    assert "as it is" in told
     (plan,) = store.glob("studies/*/plan.json")
     for words in (["plan"], ["report", "--no-print"], ["status"]):
         code, out, told = verb(words[0], plan, "--store", store, *words[1:])
         assert code == 0, told
         assert "lr" not in out.split()
-        assert "earning rate" not in out
     code, out, _ = verb(*command, "--zero-shot", "--dry-run")
     assert code == 0
-    assert "fine-tuning" not in out
-    assert "1 score would be made" in out
+    assert "1 score" in out
     code, out, told = verb("export", place.parent.name[:8], tmp_path / "exported", "--store", store)
     assert code == 0, told
 
@@ -399,106 +360,62 @@ def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, m
 
 
 def test_a_checkpoint_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
-    before = stamps(finished)
+    before = set(finished.trials.iterdir())
     for result in ("clm", "clm-4"):
-        key = plan.results[result]
-        code, out, _ = verb(
-            "evaluate", key[:7], "--tasks", own_csv, "--store", finished.root, *SMALL, "--json"
-        )
+        command = ("evaluate", plan.results[result][:7], "--tasks", own_csv, "--store", finished.root)
+        code, out, _ = verb(*command, *SMALL, "--json")
         assert code == 0
         (scores,) = json.loads(out)["scores"]
         assert (scores["result"], scores["done"]) == (result, 4)
-    new = {path.parent.name for path in stamps(finished) if path not in before and path.is_file()}
-    assert {read_trial(finished, key)["model"] for key in new} == {plan.results["clm"], plan.results["clm-4"]}
-    assert len(new) == 8
+    new = [read_trial(finished, place.name)["model"] for place in set(finished.trials.iterdir()) - before]
+    assert sorted(new) == sorted([plan.results["clm"], plan.results["clm-4"]] * 4)
     assert len(list(finished.checkpoints.iterdir())) == plan.job_count, "nothing is trained"
-    assert before.items() <= stamps(finished).items() | {(finished.trials, before.get(finished.trials))}
-
-
-def test_scores_of_a_study_are_not_computed_again_by_evaluate(plan, finished, grid):
-    for result in ("clm-4", "clm", "both"):
-        made = make_plan(evaluation(plan.results[result], grid, finished), identities(finished))
-        assert count(made, finished).done == count(made, finished).of == 8
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "fact"),
     [
-        (("evaluate", "org/model", "--tasks", "sst2"), "the one that its page shows: org/model@<commit>"),
-        (("evaluate", "./nowhere", "--tasks", "sst2"), "there is no model './nowhere'"),
-        (("evaluate", "./nowhere", "--tasks", "scifact-mini", "--dry-run"), "there is no model './nowhere'"),
-        (
-            ("evaluate", "org/m@1", "--tasks", "scifact-mini", "--zero-shot", "--lrs", "1e-5"),
-            "--zero-shot and --lrs",
-        ),
-        (
-            ("evaluate", "org/m@1", "--tasks", "scifact-mini", "--zero-shot", "--seeds", "0"),
-            "--zero-shot and --seeds",
-        ),
-        (("evaluate", "0123456789ab", "--tasks", "sst2"), "no checkpoint 0123456789ab"),
-        (("evaluate", "org/m@1", "--tasks", "sst3"), "did you mean 'sst2'?"),
-        (("evaluate", "org/m@1", "--tasks", "sst2", "--for", "soon"), "90s, 9m or 2h"),
-        (("evaluate", "org/m@1", "--tasks", "sst2", "--label", "x"), "name it: --tasks FOLDER"),
-        (("evaluate", "org/m@1", "--tasks", "sst2", "--seeds", "many"), "--seeds 0-4 or 0,1,2"),
-        (("evaluate", "org/m@1", "--tasks", "sst2", "--data", "./nowhere"), "is no folder"),
+        ("org/model --tasks sst2", "org/model@<commit>"),
+        ("./nowhere --tasks sst2", "'./nowhere'"),
+        ("./nowhere --tasks scifact-mini --dry-run", "'./nowhere'"),
+        ("org/m@1 --tasks scifact-mini --zero-shot --lrs 1e-5", "--zero-shot and --lrs"),
+        ("org/m@1 --tasks scifact-mini --zero-shot --seeds 0", "--zero-shot and --seeds"),
+        ("0123456789ab --tasks sst2", "checkpoint 0123456789ab"),
+        ("org/m@1 --tasks sst3", "'sst2'?"),
+        ("org/m@1 --tasks sst2 --for soon", "90s, 9m or 2h"),
+        ("org/m@1 --tasks sst2 --label x", "--tasks FOLDER"),
+        ("org/m@1 --tasks sst2 --seeds many", "--seeds 0-4 or 0,1,2"),
+        ("org/m@1 --tasks sst2 --data ./nowhere", "no folder"),
     ],
-    ids=lambda value: " ".join(value[1:]) if isinstance(value, tuple) else "",
 )
-def test_mistakes_get_one_line_and_exit_code_two(verb, words, said, tmp_path, monkeypatch):
+def test_mistakes_get_one_line_and_exit_code_two(verb, words, fact, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    code, out, told = verb(*words, "--store", tmp_path / "s")
+    code, out, told = verb("evaluate", *words.split(), "--store", tmp_path / "s")
     assert (code, out) == (2, "")
-    lines = told.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("error: ")
-    assert said in lines[0]
+    (line,) = told.strip().splitlines()
+    assert line.startswith("error: ")
+    assert fact in line
     assert not (tmp_path / "s" / "studies").exists()
 
 
-def test_a_folder_without_a_tokenizer_is_a_failure_that_is_said(verb, model_folders, own_csv, tmp_path):
-    shutil.copytree(model_folders["bert"], tmp_path / "mute")
-    for path in (tmp_path / "mute").glob("tokenizer*"):
-        path.unlink()
-    code, out, told = verb(
-        "evaluate", tmp_path / "mute", "--tasks", own_csv, "--store", tmp_path / "s", *SMALL
-    )
-    assert code == 2
-    assert out == ""
-    assert told.splitlines()[-1].startswith("error: ")
-    assert told.count("tokenizer") >= 1
-    assert "Traceback" not in told
-
-
-def test_weights_that_are_no_numbers_are_called_so(verb, model_folders, own_csv, tmp_path):
-    shutil.copytree(model_folders["bert"], tmp_path / "broken")
-    weights = load_file(tmp_path / "broken" / "model.safetensors")
-    name = next(name for name in weights if name.endswith("word_embeddings.weight"))
-    save_file(
-        weights | {name: weights[name] * float("nan")},
-        tmp_path / "broken" / "model.safetensors",
-        {"format": "pt"},
-    )
-    code, _, told = verb(
-        "evaluate", tmp_path / "broken", "--tasks", own_csv, "--store", tmp_path / "s", *SMALL
-    )
-    assert code == 2
-    assert "gives numbers that are not finite" in told.splitlines()[-1]
-
-
-def test_the_plan_that_is_left_can_be_read_from_another_folder(
-    verb, model_folders, own_csv, tmp_path, monkeypatch
+@pytest.mark.parametrize(("damage", "fact"), [("no tokenizer", "tokenizer"), ("no numbers", "not finite")])
+def test_a_folder_that_cannot_be_used_is_a_failure_that_is_said(
+    damage, fact, verb, model_folders, own_csv, tmp_path
 ):
-    monkeypatch.chdir(Path(own_csv).parent)
-    store = tmp_path / "s"
-    code, _, told = verb(
-        "evaluate", model_folders["bert"], "--tasks", f"./{Path(own_csv).name}", "--store", store, *SMALL
-    )
-    assert code == 0, told
-    monkeypatch.chdir("/")
-    (left,) = store.glob("studies/*/plan.json")
-    code, out, told = verb("status", left, "--store", store)
-    assert code == 0, told
-    assert "4/4 fine-tunings" in out
+    broken = shutil.copytree(model_folders["bert"], tmp_path / "broken")
+    if damage == "no tokenizer":
+        for path in broken.glob("tokenizer*"):
+            path.unlink()
+    else:
+        weights = load_file(broken / "model.safetensors")
+        name = next(name for name in weights if name.endswith("word_embeddings.weight"))
+        weights[name] = weights[name] * float("nan")
+        save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    code, out, told = verb("evaluate", broken, "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
+    assert (code, out) == (2, "")
+    assert told.splitlines()[-1].startswith("error: ")
+    assert fact in told
+    assert "Traceback" not in told
 
 
 def test_a_bad_row_is_found_before_anything_is_computed(verb, model_folders, own_csv, tmp_path):
@@ -520,12 +437,11 @@ def test_for_stops_and_the_same_command_goes_on(verb, model_folders, own_csv, tm
     command += ["--lrs", "1e-3", "--seeds", "0-19", "--steps", "5"]
     code, out, told = verb(*command, "--for", "0.01s")
     assert code == 0
-    assert "stopped. " in out
-    assert f"To go on: biphase {' '.join(map(str, command))}" in out
+    assert f": biphase {' '.join(map(str, command))}" in out
     first = len(list(store.trials.iterdir())) if store.trials.exists() else 0
     assert first < 20
     code, out, told = verb(*command)
-    assert "all 20 fine-tunings are done" in out
+    assert "all 20" in out
     assert told.count("on validation") == 20 - first
 
 
@@ -566,22 +482,6 @@ def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders
     assert "0 of 4 fine-tunings done, 2 failed" in done.stdout
     assert done.stdout.count("tokenizer") >= 2
     assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 2
-
-
-def test_read_one_way_a_model_has_scores_of_its_own(tiny_run, store, grid):
-    run = tiny_run("clm", Stage(CLM(), 6))
-    scores = {}
-    for causal in (False, True):
-        one_way = replace(grid, tasks=grid.tasks[:1], lrs=(4e-3,), seeds=(0,), causal=causal)
-        plan = make_plan(Study(f"way-{causal}".lower(), (run,), one_way), identities(store))
-        save_plan(plan, store)
-        _train(plan, store, evaluated=set(plan.results.values()))
-        (training,) = finetunings(plan)
-        scores[causal] = store.trials / training.trials[0].key
-    assert scores[True] != scores[False]
-    found = {causal: read_json(place / TRIAL) for causal, place in scores.items()}
-    assert found[True]["losses"] != found[False]["losses"], "and not the same numbers under another name"
-    assert len(published(store)) == 2
 
 
 # ---------------------------------------------------------------- adapt
@@ -630,18 +530,13 @@ def test_what_is_not_said_is_what_works(adapted, folder, corpus):
 
 
 def test_a_long_context_is_not_used_whole_unless_asked_for(adapted, folder):
+    (folder / "config.json").write_text('{"model_type": "gpt2", "n_positions": 48}')
+    assert adapted().runs[0].packing.length == 32, "the context has other names too"
     (folder / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 131072}')
     assert adapted().runs[0].packing.length == 1_024
     long = adapted(length=16_384).runs[0]
     assert long.packing.length == 16_384
     assert long.heldout_tokens >= 16_384, "at least one row is measured"
-
-
-@pytest.mark.parametrize("field", ["n_positions", "max_sequence_length"])
-def test_the_context_has_other_names_too(adapted, folder, field):
-    kind = {"n_positions": "gpt2", "max_sequence_length": "llama"}[field]
-    (folder / "config.json").write_text(json.dumps({"model_type": kind, field: 48}))
-    assert adapted().runs[0].packing.length == (32 if field == "n_positions" else 1_024)
 
 
 @pytest.mark.parametrize(
@@ -686,33 +581,6 @@ def test_another_wish_is_another_study_and_the_same_is_the_same(adapted):
     names = [adapted().name, adapted().name, adapted(seed=1).name, adapted(windows="full").name]
     assert len(set(names)) == 3
     assert names[0] == names[1]
-    assert names[0].startswith("adapt-decoder-")
-
-
-def test_the_study_can_be_written_down_and_read(adapted):
-    study = adapted(lora=2, rope_base=5e4, windows="full", finetune=Finetune(TASKS[:1]))
-    assert decode(json.loads(json.dumps(encode(study)))) == study
-
-
-def test_with_tasks_the_model_as_it_was_stands_beside(adapted, folder):
-    before, after = adapted(finetune=Finetune(TASKS[:1])).runs
-    assert (before.name, before.start, before.stages) == ("decoder", Hub(str(folder)), ())
-    assert after.start == before.start
-
-
-@pytest.mark.parametrize(("config", "begins"), [({}, False), ({"bos_token": "<|pad|>"}, True)])
-def test_a_document_begins_with_a_token_only_where_the_template_says_so(adapted, folder, config, begins):
-    named = {"eos_token": "<|end_of_text|>"} | config
-    (folder / "tokenizer_config.json").write_text(json.dumps(named))
-    assert adapted().runs[0].corpus.bos is False, "a name alone puts nothing there"
-    words = json.loads((folder / "tokenizer.json").read_text())
-    begin, text = {"SpecialToken": {"id": "<|pad|>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
-    words["post_processor"] = {
-        "type": "TemplateProcessing", "single": [begin, text], "pair": [begin, text, text],
-        "special_tokens": {"<|pad|>": {"id": "<|pad|>", "ids": [2], "tokens": ["<|pad|>"]}},
-    }  # fmt: skip
-    (folder / "tokenizer.json").write_text(json.dumps(words))
-    assert adapted().runs[0].corpus.bos is begins
 
 
 def test_places_are_said_so_that_they_can_be_read_from_elsewhere(adapted, corpus, monkeypatch):
@@ -744,12 +612,13 @@ def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_o
         on(CorpusOptions("", tokens=5))
 
 
-def test_what_cannot_be_meant_is_refused(adapted):
-    for words, wishes in (
-        ("say which text to learn from: --corpus", {"text": CorpusOptions("")}),
-        ("--objective clm: ", {"objective": "clm"}),
-        ("a masking ratio lies between 0 and 1", {"ratio": 1.5}),
-    ):
-        with pytest.raises(SpecError, match=words) as caught:
-            adapted(**wishes)
-        assert "\n" not in str(caught.value)
+@pytest.mark.parametrize(
+    ("fact", "wishes"),
+    [
+        ("--corpus", {"text": CorpusOptions("")}),
+        ("--objective clm", {"objective": "clm"}),
+        ("masking ratio", {"ratio": 1.5}),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(fact, wishes, adapted):
+    refused(fact, lambda: adapted(**wishes))

@@ -18,7 +18,6 @@ from biphase import (
     Corpus,
     Finetune,
     Hub,
-    LoRA,
     Pretrain,
     Rows,
     Stage,
@@ -33,13 +32,11 @@ from biphase.study.describe import (
     PAGE,
     Bill,
     closing,
-    key_length,
     opening,
     plan_json,
     render,
     results_table,
     shards_text,
-    sparkline,
     status_json,
     status_text,
     work_left,
@@ -103,10 +100,6 @@ def test_the_tree_is_drawn_as_written_here():
     ]
 
 
-def columns(text):
-    return {line.index("→") for line in text.splitlines() if " → " in line}
-
-
 def ladder(rungs):
     """A trunk that another run leaves at every step: the deepest tree there is."""
     trunk = run("the-trunk-with-a-long-name", (CLM(), 1_000 * (rungs + 2)))
@@ -115,63 +108,36 @@ def ladder(rungs):
     )
 
 
-@pytest.mark.parametrize("rungs", [5, 18, 30, 60])
+@pytest.mark.parametrize("rungs", [5, 30, 60])
 def test_a_deep_tree_stays_on_the_page_and_aligned(rungs):
-    text = shown(ladder(rungs))
-    assert max(map(len, text.splitlines())) <= PAGE
-    assert len(columns(text)) == 1
-
-
-@pytest.mark.parametrize("stages", [12, 40, 150])
-def test_a_long_chain_stays_on_the_page(stages):
-    text = shown(plan_of(run("chain", *[(CLM(), 1_000), (MLM(0.4), 1_000)] * (stages // 2), decay=0)))
-    assert max(map(len, text.splitlines())) <= PAGE
-    assert len(columns(text)) == 1
-    assert text.count(" → ") == stages
-
-
-def test_in_an_upright_trunk_branches_hang_from_where_they_leave():
-    plan = ladder(60)
-    lines = without_keys(shown(plan), plan).splitlines()[2:10]
-    assert [line.split("  ")[0].rstrip() for line in lines] == [
-        "1m on mine", "clm", "├ mlm 40%", "│ mlm 40% ↘", "clm", "├ mlm 40%", "│ mlm 40% ↘", "clm",
-    ]  # fmt: skip
-
-
-def test_finished_checkpoints_are_marked():
-    plan = family()
-    done = list(plan.jobs)[:2]
-    lines = [line for line in shown(plan, done).splitlines() if "✓" in line]
-    assert [line.split(" ✓")[0][-6:] for line in lines] == [key[:6] for key in done]
+    chain = plan_of(run("chain", *[(CLM(), 1_000), (MLM(0.4), 1_000)] * rungs, decay=0))
+    for text in (shown(ladder(rungs)), shown(chain)):
+        assert max(map(len, text.splitlines())) <= PAGE
+        assert len({line.index("→") for line in text.splitlines() if " → " in line}) == 1
+    assert text.count(" → ") == 2 * rungs
 
 
 def test_what_is_left_is_counted():
     plan = family()
-    text = shown(plan, list(plan.jobs)[:2]).splitlines()[-1]
-    assert text.startswith("2 of 8 training jobs done, 17,000 steps left, ")
-    assert text.endswith("Next: biphase run s.py")
-
-
-def test_what_leads_only_to_finished_checkpoints_is_not_left():
-    plan = family()
-    done = [key for key, job in plan.jobs.items() if job.results]
-    assert shown(plan, done).splitlines()[-1] == "all 8 training jobs computed. See: biphase report s.py"
-
-
-def test_a_checkpoint_that_an_unfinished_job_continues_is_left_even_without_a_name():
-    plan = family()
+    begun, results = list(plan.jobs)[:2], [key for key, job in plan.jobs.items() if job.results]
+    text = shown(plan, begun)
+    marked = [line.split(" ✓")[0][-6:] for line in text.splitlines() if "✓" in line]
+    assert marked == [key[:6] for key in begun]
+    assert all(fact in text.splitlines()[-1] for fact in ("2 of 8", "17,000 steps", "biphase run s.py"))
+    last = shown(plan, results).splitlines()[-1]
+    assert "all 8" in last, "what leads only to finished checkpoints is not left"
+    assert "biphase report s.py" in last
     unfinished = {job.key for job in plan.path(plan.results["both"])[-2:]}
-    done = set(plan.jobs) - unfinished
-    assert shown(plan, done).splitlines()[-1].startswith("6 of 8 training jobs done, 6,000 steps left")
+    last = shown(plan, set(plan.jobs) - unfinished).splitlines()[-1]
+    assert all(fact in last for fact in ("6 of 8", "6,000 steps")), (
+        "a job continues a checkpoint without a name"
+    )
 
 
 def test_the_sums_name_device_efficiency_disk_and_the_evaluation():
-    plan = plan_of(
-        run("clm", (CLM(), 42_000), start=SIZES["610m"], corpus="fineweb-edu"), finetune=Finetune(TASKS)
-    )
-    text = " · ".join(shown(plan, device="a100", efficiency=0.4).splitlines())
-    assert "min on a100 at 40% · 18.1 GB of disk · 300 fine-tunings · 360 scores" in text
-    assert " GPU-hours on a100 at 1%" in shown(plan, device="a100", efficiency=0.01)
+    large = run("clm", (CLM(), 42_000), start=SIZES["610m"], corpus="fineweb-edu")
+    text = shown(plan_of(large, finetune=Finetune(TASKS)), device="a100", efficiency=0.4)
+    assert all(fact in text for fact in ("a100 at 40%", "18.1 GB", "300 fine-tunings", "360 scores"))
 
 
 def test_two_names_of_one_checkpoint_share_their_evaluation():
@@ -180,52 +146,26 @@ def test_two_names_of_one_checkpoint_share_their_evaluation():
     assert "a, b" in shown(plan)
 
 
-@pytest.mark.parametrize(
-    ("steps", "batch", "said"),
-    [
-        (1, 128, "0 s on cpu"),
-        (9_000, 128, "6 min on cpu"),
-        (900_000, 128, "9.3 hours on cpu at 50%"),
-        (1_000_000, 12_800, "1,030 hours on cpu at 50%"),
-    ],
-)
-def test_time_is_said_in_fitting_units(steps, batch, said):
-    assert said in shown(plan_of(run("a", (CLM(), steps), decay=0, batch_tokens=batch)))
-
-
 def test_what_is_not_known_is_said_and_not_summed():
-    text = shown(plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"))))
-    assert "the shape of org/m is not known here" in text
+    plan = plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"), keep=(1_000,)))
+    text = shown(plan, [next(iter(plan.jobs))])
+    assert "of org/m is not known" in text
     assert "FLOPs ·" not in text
     assert text.splitlines()[2].startswith("org/m on mine")
-    plan = plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"), keep=(1_000,)))
-    assert "1 of 3 training jobs done, 8,000 steps left. Next:" in shown(plan, [next(iter(plan.jobs))])
-
-
-def test_a_study_that_trains_nothing_says_so():
-    text = shown(plan_of(run("as-is", start=Hub("org/m", revision="1"), decay=0)))
-    assert "org/m, as it is" in text
-    assert text.splitlines()[2].endswith("as-is")
-    assert text.splitlines()[-1] == "nothing to train."
+    assert all(fact in text.splitlines()[-1] for fact in ("1 of 3", "8,000 steps"))
 
 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
         ({"optimizer": AdamW(clip=0.5)}, ("clip 1", "clip 0.5")),
-        ({"optimizer": AdamW(betas=(0.9, 0.98))}, ("betas (0.9, 0.95)", "betas (0.9, 0.98)")),
         ({"corpus": replace(CORPUS, source="./others")}, ("from ./texts", "from ./others")),
         ({"corpus": replace(CORPUS, tokens=5_000_000)}, ("all tokens", "5M tokens at most")),
         ({"corpus": replace(CORPUS, bos=True)}, ("no bos", "bos")),
-        ({"corpus": replace(CORPUS, text="body")}, ("text text", "text body")),
-        ({"corpus": replace(CORPUS, heldout="h.txt")}, ("1 in 1,000 held out", "heldout h.txt")),
         ({"corpus": replace(CORPUS, tokenizer=BPE(2_000))}, ("BPE vocab 1000", "BPE vocab 2000")),
         ({"start": replace(SIZES["1m"], layers=5)}, ("layers 4", "layers 5")),
-        ({"start": replace(SIZES["1m"], rope_base=1e6)}, ("rope_base 10000", "rope_base 1e+06")),
-        ({"start": replace(SIZES["1m"], tied=True)}, ("tied False", "tied True")),
         ({"packing": Rows(64, document_mask=True)}, ("documents together", "documents apart")),
         ({"packing": Chunks(64)}, ("rows of 64", "chunks of 64, shortest 12")),
-        ({"seed": 1}, ("seed 42", "seed 1")),
         ({"schedule": WSD(warmup=100, decay=2_000)}, ("warmup 0", "warmup 100")),
         ({"precision": "bf16"}, ("fp32", "bf16")),
     ],
@@ -236,14 +176,6 @@ def test_whatever_tells_two_roots_apart_is_in_their_titles(fields, words):
     text = shown(make_plan(Study("s", runs), outside, ""))
     titles = [line.split("  ")[0] for line in text.splitlines() if " on mine" in line]
     assert titles == [f"1m on mine, {word}" for word in words]
-
-
-def test_packings_and_hub_models_that_differ_are_told_apart():
-    chunks = [run(f"c{n}", (CLM(), 9_000), packing=Chunks(64, shortest=n)) for n in (4, 8)]
-    assert "1m on mine, shortest 8" in shown(plan_of(*chunks))
-    hubs = [run(f"h{n}", (CLM(), 9_000), start=Hub("org/m", revision=n)) for n in ("one", "two")]
-    outside = replace(OUTSIDE, hub=lambda hub: hub.revision)
-    assert "org/m on mine, revision two" in shown(make_plan(Study("s", tuple(hubs)), outside, ""))
 
 
 def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_root():
@@ -261,31 +193,25 @@ def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_r
 
 def test_fine_tunings_that_are_done_are_counted_and_what_is_left_is_not_all_of_it():
     plan = plan_of(run("a", (CLM(), 9_000)), finetune=Finetune(TASKS[:1], lrs=(1e-4,)))
-    assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
     done = list(plan.jobs)
-    assert shown(plan, done, tuned=2).endswith(
-        "2 of 2 training jobs and 2 of 5 fine-tunings done. Next: biphase run s.py"
-    )
-    assert "0 of 2 training jobs and 2 of 5 fine-tunings done, 9,000 steps left" in shown(plan, tuned=2)
-    assert shown(plan, done, tuned=5).endswith(
-        "all 2 training jobs and 5 fine-tunings computed. See: biphase report s.py"
-    )
+    for jobs, tuned, facts in (
+        ([], 0, ("nothing computed", "biphase run s.py")),
+        (done, 2, ("2 of 2", "2 of 5", "biphase run s.py")),
+        ([], 2, ("0 of 2", "2 of 5", "9,000 steps")),
+        (done, 5, ("all 2", "5 fine-tunings", "biphase report s.py")),
+    ):
+        last = shown(plan, jobs, tuned=tuned).splitlines()[-1]
+        assert all(fact in last for fact in facts)
 
 
 def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
     hub = run("as-is", start=Hub("org/m", revision="1"), decay=0)
+    assert shown(plan_of(hub)).splitlines()[-1] == "nothing to train."
     plan = plan_of(hub, finetune=Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,)))
-    assert "1 run · 1 fine-tuning · 1 score" in shown(plan)
-    assert shown(plan).endswith("nothing computed yet. Next: biphase run s.py")
-    assert shown(plan, tuned=1).endswith("all 1 fine-tuning computed. See: biphase report s.py")
+    assert "biphase run s.py" in shown(plan).splitlines()[-1]
+    assert "biphase report s.py" in shown(plan, tuned=1).splitlines()[-1]
     data = plan_json(plan, done=(), tuned=1, bill=Bill("h200", 0.4))
     assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
-
-
-def test_keys_are_shown_as_short_as_they_differ():
-    assert key_length(["aaaaaaaa", "bbbbbbbb"]) == 6
-    assert key_length(["aaaaaaax", "aaaaaaay", "aaaaaaay"]) == 8
-    assert key_length([]) == 6
 
 
 def test_a_program_gets_the_same_numbers():
@@ -299,20 +225,6 @@ def test_a_program_gets_the_same_numbers():
     assert data["costs"]["device_hours"] == pytest.approx(data["costs"]["flops"] / (989e12 * 0.4) / 3600)
     assert (data["finetunings"], data["scores"], data["notes"]) == (0, 0, [])
     assert data["counts"]["jobs"] == 8
-
-
-def test_what_adapting_changes_is_shown():
-    hub = Hub("./decoder")
-    plain = run("plain", (MLM(0.4), 100), start=hub, decay=0)
-    lora = run("lora", (MLM(0.4), 100), start=hub, decay=0, adapter=LoRA(rank=4))
-    frozen = run("frozen", (MLM(0.4), 100), start=hub, decay=0, freeze="embeddings")
-    turned = replace(
-        plain, name="turned", stages=(Stage(MLM(0.4), 60), Stage(MLM(0.4), 40, rope_base=160_000.0))
-    )
-    text = shown(plan_of(plain, lora, frozen, turned))
-    assert "LoRA of rank 4" in text
-    assert "embeddings frozen" in text
-    assert "mlm 40%, rope 160000" in text
 
 
 # ---------------------------------------------------------------- runs and status
@@ -337,12 +249,10 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
 
 
 def test_a_study_not_begun(plan, store):
-    assert opening(plan, store) == "study: Is it said?\n  2 training jobs, 0 done; 30 fine-tunings, 0 done"
+    assert all(fact in opening(plan, store) for fact in ("study", "Is it said?", "2 training jobs"))
     text = status_text(plan, store, command_path="s.py")
-    assert "0/2 training jobs" in text
-    assert "0/30 fine-tunings" in text
+    assert all(fact in text for fact in ("0/2 training jobs", "0/30 fine-tunings", "biphase run s.py"))
     assert "left" not in text
-    assert text.endswith("next: biphase run s.py")
     assert results_table(plan, store, {}) == []
 
 
@@ -362,19 +272,16 @@ def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):
 def test_half_a_study_tells_the_time_to_go(plan, store):
     first, second = plan.jobs
     finish(store, first, step=9, seconds=90.0)
-    text = status_text(plan, store, command_path="s.py")
-    assert "1/2 training jobs   about 30 s left" in text
+    assert "30 s left" in status_text(plan, store, command_path="s.py")
     assert status_json(plan, store)["seconds_left"] == pytest.approx(30)
     assert [job["standing"] for job in status_json(plan, store)["jobs"]] == ["done", "ready"]
-    assert "1 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in closing(
-        plan, store, {}, stopped=False, command="run s.py", study="s.py"
-    )
-    assert "stopped. 1 of 2 training jobs and 0 of 30 fine-tunings done, nothing lost." in closing(
-        plan, store, {}, stopped=True, command="run s.py", study="s.py"
-    )
-    said = closing(plan, store, {second: "out of memory"}, stopped=False, command="run s.py", study="s.py")
-    assert f"failed  {second[:6]}  out of memory" in said
-    assert "1 failed" in said
+    for failed, stopped, facts in (
+        ({}, False, ("1 of 2", "0 of 30", "biphase run s.py")),
+        ({}, True, ("stopped", "1 of 2", "nothing lost")),
+        ({second: "out of memory"}, False, (second[:6], "out of memory", "1 failed")),
+    ):
+        told = closing(plan, store, failed, stopped=stopped, command="run s.py", study="s.py")
+        assert all(fact in told for fact in facts)
 
 
 def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
@@ -386,12 +293,10 @@ def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
     finish(store, first, step=9, lines=lines[:1])
     finish(store, second, step=12, lines=lines)
     said = closing(plan, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert "2 of 2 training jobs and 0 of 30 fine-tunings done. To go on: biphase run s.py" in said
-    assert "5.250 █▁" in said
-    assert "0.50" in said
+    assert all(fact in said for fact in ("2 of 2", "0 of 30", "biphase run s.py", "5.250 █▁", "0.50"))
     bare = make_plan(replace(plan.study, finetune=None), identities(store))
     said = closing(bare, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert f"all 2 training jobs are done; they are in {store.root}" in said
+    assert all(fact in said for fact in ("all 2", str(store.root)))
 
 
 def test_who_is_running_and_what_failed_is_said(plan, store):
@@ -406,12 +311,6 @@ def test_who_is_running_and_what_failed_is_said(plan, store):
     assert status_json(plan, store)["jobs"][0]["error"] == "RuntimeError: no luck"
     (store.leases / "takeovers.jsonl").write_text('{"key": "x"}\n')
     assert "1 jobs of this store were taken over" in status_text(plan, store, command_path="s.py")
-
-
-def test_a_curve_fits_its_columns():
-    assert sparkline([3.0, 2.0, 1.0]) == "█▄▁"
-    assert sparkline([1.0, 1.0]) == "██"
-    assert len(sparkline([float(i) for i in range(500)])) == 20
 
 
 def test_shards_say_what_was_skipped(shards, tmp_path):

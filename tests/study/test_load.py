@@ -72,29 +72,21 @@ def test_a_plan_is_read_and_not_run(tmp_path):
 
 
 WRONG = {
-    "a wrong field": ("from biphase import *\n\nx = MLM(ration=0.4)\n", 3, "MLM has no field 'ration'"),
+    "a wrong field": ("from biphase import *\n\nx = MLM(ration=0.4)\n", 3, "'ration'"),
     "a wrong value in a function": (
         "from biphase import *\ndef make(r):\n    return MLM(r)\n\nmake(0.4)\nmake(40.0)\n",
         3,
-        "did you mean 0.4?",
+        "mean 0.4?",
     ),
-    "an exception": ("a = 1\nb = [][a]\n", 2, "IndexError: list index out of range"),
-    "a wrong name": ("study = Studdy()\n", 1, "NameError: name 'Studdy' is not defined"),
-    "a missing preset": (
-        "from biphase import SIZES\nSIZES['600m']\n",
-        2,
-        "there is no size '600m'; did you mean",
-    ),
-    "a missing module": (
-        "import no_such_module\n",
-        1,
-        "ModuleNotFoundError: No module named 'no_such_module'",
-    ),
-    "no message": ("raise ValueError\n", 1, "ValueError: no message"),
-    "many lines": ("raise ValueError('one\\ntwo')\n", 1, "ValueError: one two"),
+    "an exception": ("a = 1\nb = [][a]\n", 2, "IndexError"),
+    "a wrong name": ("study = Studdy()\n", 1, "'Studdy'"),
+    "a missing preset": ("from biphase import SIZES\nSIZES['600m']\n", 2, "'600m'"),
+    "a missing module": ("import no_such_module\n", 1, "'no_such_module'"),
+    "no message": ("raise ValueError\n", 1, "ValueError"),
+    "many lines": ("raise ValueError('one\\ntwo')\n", 1, "one two"),
     "an exit": ("x = 1\nraise SystemExit(3)\n", 2, "SystemExit: 3"),
-    "a syntax error": ("x = 1\nstudy = Study(\n", 2, "SyntaxError: '(' was never closed"),
-    "a late syntax error": ("x = 1\nreturn x\n", 2, "SyntaxError: 'return' outside function"),
+    "a syntax error": ("x = 1\nstudy = Study(\n", 2, "SyntaxError"),
+    "a late syntax error": ("x = 1\nreturn x\n", 2, "SyntaxError"),
     "a null byte": ("x = '\0'\n", 1, "null bytes"),
     "an error elsewhere": (
         "import json\n\ndef read():\n    return json.loads('{')\n\nread()\n",
@@ -127,12 +119,6 @@ def test_a_file_that_is_no_study_is_refused(tmp_path, name, content, fact):
     assert fact in refusal(tmp_path / name)
 
 
-def test_a_folder_is_refused_with_a_file_in_it(tmp_path):
-    assert refusal(tmp_path) == f"{tmp_path} is a folder; type a study file in it"
-    path = written(tmp_path, GOOD)
-    assert refusal(tmp_path).endswith(f"e.g. {path}")
-
-
 @pytest.fixture
 def project(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -156,13 +142,12 @@ def test_the_file_that_was_meant_is_proposed(project, typed, meant):
     assert refusal(typed) == f"no file {typed}; did you mean {meant}?"
 
 
-def test_without_a_close_name_another_study_is_shown(project):
-    assert refusal("studies/quantum.py").startswith("no file studies/quantum.py; there is studies/")
-
-
-def test_where_there_are_no_studies_it_says_to_write_one(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert refusal("mine.py") == "no file mine.py; write one, or see studies/ for examples"
+def test_a_folder_or_no_study_at_all_is_refused_with_what_there_is(project, tmp_path_factory, monkeypatch):
+    assert "studies/quantum.py; there is studies/" in refusal("studies/quantum.py")
+    assert refusal(project / "studies").endswith(".py"), "a study file in that folder"
+    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
+    assert all(fact in refusal("mine.py") for fact in ("mine.py", "studies/"))
+    assert "is a folder" in refusal(".")
 
 
 @pytest.mark.parametrize(
@@ -188,16 +173,13 @@ def test_a_damaged_plan_is_refused(tmp_path, text, words):
 # ---------------------------------------------------------------- corpora, tokenizers and fingerprints
 
 
-def test_known_corpora_come_by_name_with_another_tokenizer_if_said():
+def test_a_corpus_is_a_known_name_or_a_path_with_another_tokenizer_if_said(tmp_path):
     assert corpus_named("builtin") == CORPORA["builtin"]
     assert corpus_named("builtin", tokenizer="bpe:500", text="body").tokenizer == BPE(500)
     assert corpus_named("fineweb-edu").tokenizer == LLAMA3
-
-
-def test_a_path_is_a_corpus(tmp_path):
-    (tmp_path / "my texts.jsonl").touch()
-    made = corpus_named(str(tmp_path / "my texts.jsonl"), tokenizer="bpe:500")
-    assert made == Corpus("my-texts.jsonl", str(tmp_path / "my texts.jsonl"), BPE(500))
+    path = tmp_path / "my texts.jsonl"
+    path.touch()
+    assert corpus_named(str(path), tokenizer="bpe:500") == Corpus("my-texts.jsonl", str(path), BPE(500))
 
 
 def test_tokenizers_are_said_in_four_ways(tmp_path, monkeypatch):
@@ -212,18 +194,21 @@ def test_tokenizers_are_said_in_four_ways(tmp_path, monkeypatch):
         tokenizer_named("owner/name")
 
 
-def test_a_hub_model_is_its_pinned_revision_and_a_folder_its_content(tmp_path):
+@pytest.mark.parametrize("gguf", ["", "m.gguf"])
+def test_a_hub_model_is_its_pinned_revision_and_a_folder_its_content(gguf, tmp_path):
     known = identities(Store(tmp_path / "store"))
-    one, two = Hub("owner/model", revision="a"), Hub("owner/model", revision="b")
-    assert known.hub(one) == known.hub(one) != known.hub(two)
+    hubs = [Hub("owner/model", revision=name, gguf=gguf) for name in ("a", "b")]
+    others = [Hub("owner/model", revision="a", gguf=f"{name}.gguf") for name in ("q4", "q8")]
+    assert len({known.hub(hub) for hub in (*hubs, *others)}) == 4
     for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.json").write_text("{}")
-        (tmp_path / name / "model.safetensors").write_bytes(data)
-    keys = {name: known.hub(Hub(str(tmp_path / name))) for name in ("one", "same", "other")}
+        (tmp_path / name / (gguf or "model.safetensors")).write_bytes(data)
+        if not gguf or name == "same":  # of a GGUF nothing beside it counts
+            (tmp_path / name / "config.json").write_text("{}")
+    keys = {name: known.hub(Hub(str(tmp_path / name), gguf=gguf)) for name in ("one", "same", "other")}
     assert keys["one"] == keys["same"] != keys["other"]
-    with pytest.raises(SpecError, match="no safetensors"):
-        known.hub(Hub(str(tmp_path / "nowhere")))
+    with pytest.raises(SpecError, match=r"n\.gguf.*such file" if gguf else "no safetensors"):
+        known.hub(Hub(str(tmp_path / ("one" if gguf else "nowhere")), gguf=gguf and "n.gguf"))
 
 
 def test_a_folder_is_everything_that_loading_reads_and_nothing_else(tmp_path):
@@ -251,25 +236,6 @@ def test_pickled_weights_are_refused_with_how_to_make_others(tmp_path):
         identities(Store(tmp_path / "store")).hub(Hub(str(tmp_path)))
     assert "save_pretrained" in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_gguf_is_its_content_and_nothing_beside_it(tmp_path):
-    known = identities(Store(tmp_path / "store"))
-    for name, data in (("one", b"x"), ("same", b"x"), ("other", b"y")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "m.gguf").write_bytes(data)
-    (tmp_path / "same" / "config.json").write_text("{}")
-    keys = {name: known.hub(Hub(str(tmp_path / name), gguf="m.gguf")) for name in ("one", "same", "other")}
-    assert keys["one"] == keys["same"] != keys["other"]
-    with pytest.raises(SpecError, match=r"n\.gguf.*such file"):
-        known.hub(Hub(str(tmp_path / "one"), gguf="n.gguf"))
-
-
-def test_a_file_of_a_hub_repository_is_another_model(tmp_path):
-    known = identities(Store(tmp_path))
-    plain = Hub("owner/model", revision="a")
-    files = [Hub("owner/model", revision="a", gguf=f"{name}.gguf") for name in ("q4", "q8")]
-    assert len({known.hub(one) for one in (plain, *files)}) == 3
 
 
 # ---------------------------------------------------------------- models
@@ -376,11 +342,11 @@ def trained(name: str, start: Hub | Pretrain) -> Pretrain:
 
 def test_a_pinned_study_names_the_commits_that_the_store_knows(bare):
     write_pins(bare, {"some/model": OLD})
-    study = Study("s", (Pretrain("known", start=Hub("some/model")), Pretrain("unknown", start=Hub("no/pin"))))
-    made = pinned(study, bare, ask=False)
-    assert made == Study(
-        "s", (Pretrain("known", start=Hub("some/model", OLD)), Pretrain("unknown", start=Hub("no/pin")))
-    )
+    whole = Hub("some/model", gguf="model.Q4_1.gguf", windows="full")
+    study = Study("s", (Pretrain("known", start=whole), Pretrain("unknown", start=Hub("no/pin"))))
+    known, unknown = pinned(study, bare, ask=False).runs
+    assert known.start == Hub("some/model", OLD, "model.Q4_1.gguf", "full"), "only the revision is filled in"
+    assert unknown.start == Hub("no/pin")
 
 
 def test_what_goes_on_from_a_pinned_run_is_pinned_and_goes_on_from_the_same_record(bare):
@@ -412,39 +378,21 @@ def test_what_is_pinned_local_or_from_scratch_stays_the_record_it_is(bare, tiny_
     assert mixed.runs[-1].start == Hub("some/model", OLD)
 
 
-def test_only_the_revision_of_a_model_is_filled_in(bare):
-    write_pins(bare, {"some/model": OLD})
-    start = Hub("some/model", gguf="model.Q4_1.gguf", windows="full")
-    made = pinned(Study("s", (Pretrain("run", start=start),)), bare, ask=False)
-    assert made.runs[0].start == Hub("some/model", OLD, "model.Q4_1.gguf", "full")
-
-
-def test_without_asking_nothing_is_looked_up_and_nothing_is_written(bare, cache):
-    fill_cache(cache, {"some/model": OLD})
-    study = Study("s", (Pretrain("run", start=Hub("some/model")),))
+def test_asking_pins_for_good_and_without_asking_nothing_is_looked_up(bare, cache):
+    fill_cache(cache, {"some/model": f"{OLD}\n"})
+    study = Study("s", (Pretrain("one", start=Hub("some/model")), trained("two", Hub("some/model"))))
     assert pinned(study, bare, ask=False) is study
     assert not bare.root.exists()
-
-
-def test_asking_pins_for_good(bare, cache):
-    fill_cache(cache, {"some/model": OLD})
-    study = Study("s", (Pretrain("one", start=Hub("some/model")), trained("two", Hub("some/model"))))
+    write_pins(bare, {"an/other": NEW})
     made = pinned(study, bare, ask=True)
     assert [run.start.revision for run in made.runs] == [OLD, OLD]
-    assert read_pins(bare) == {"some/model": OLD}
+    assert read_pins(bare) == {"an/other": NEW, "some/model": OLD}
     (cache / "models--some--model" / "refs" / "main").write_text(NEW)
     assert pinned(study, bare, ask=True) == made == pinned(study, bare, ask=False)
     assert commit_of("some/model", bare) == OLD
 
 
 # ---------------------------------------------------------------- without a network
-
-
-def test_offline_the_commit_of_the_cache_is_taken_and_others_pins_stay(bare, cache):
-    write_pins(bare, {"an/other": NEW})
-    fill_cache(cache, {"some/model": f"{OLD}\n"})
-    assert commit_of("some/model", bare) == OLD
-    assert read_pins(bare) == {"an/other": NEW, "some/model": OLD}
 
 
 def commit_refusal(source: str, store: Store, kind: type[Exception] = SpecError) -> str:
@@ -461,14 +409,10 @@ def test_what_is_not_known_offline_is_refused_with_what_to_type(in_cache, bare, 
         text = in_cache if isinstance(in_cache, bytes) else in_cache.encode()
         (cache / "models--some--model" / "refs" / "main").write_bytes(text)
     said = commit_refusal("some/model", bare)
-    assert "some/model@<commit>" in said
-    assert "Hub('some/model', revision='<commit>')" in said
-    assert "local folder" in said
+    facts = ("some/model@<commit>", "Hub('some/model', revision='<commit>')", "local folder")
+    assert all(fact in said for fact in facts)
     assert not bare.root.exists()
-
-
-def test_what_is_no_name_of_a_model_is_refused(bare, cache):
-    assert "some/model/more" in commit_refusal("some/model/more", bare)
+    assert "some/model/more" in commit_refusal("some/model/more", bare), "no name of a model"
 
 
 @pytest.mark.parametrize(

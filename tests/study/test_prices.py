@@ -2,8 +2,6 @@
 
 import json
 import struct
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -86,15 +84,7 @@ def plan_of(*runs, finetune=None):
 
 
 def speeds(machine=FAST):
-    found = speeds_of(machine.model, "bf16")
-    assert found is not None
-    return found
-
-
-def shape(of):
-    found = shape_of(of)
-    assert found is not None
-    return found
+    return speeds_of(machine.model, "bf16")
 
 
 def store_with(folder, cases=CASES, name="fast"):
@@ -108,9 +98,9 @@ def test_a_training_job_takes_its_steps_and_its_heldout_losses():
     one = run("a", (CLM(), 2_500), heldout_every=1_000, heldout_tokens=10_000)
     ((key, took),) = price(plan_of(one), FAST).jobs.items()
     share = CLM().labelled_share(Chunks(), 0, 1)
-    steps = 2_500 * speeds().step(shape(one), Chunks(), 49_152, causal=True, labelled=share)
+    steps = 2_500 * speeds().step(shape_of(one), Chunks(), 49_152, causal=True, labelled=share)
     heldout = sum(
-        speeds().forward(shape(one), Chunks(), 8_192, causal=causal, labelled=labelled)
+        speeds().forward(shape_of(one), Chunks(), 8_192, causal=causal, labelled=labelled)
         for causal, labelled in ((True, share), (False, 0.4))
     )
     assert took == pytest.approx(steps + 3 * heldout)  # after 1,000, 2,000 and at the end
@@ -129,10 +119,10 @@ def test_a_fine_tuning_takes_its_steps_its_scores_and_a_moment():
     made = price(plan_of(one, finetune=Finetune(task, lrs=(1e-4, 2e-4), protocol="standard")), FAST)
     (((model, name), took),) = made.tunings.items()
     tokens = 91 / 4.5 + 1
-    by_hand = 100 * speeds().tuning_step(shape(one), 32 * tokens, 32)
+    by_hand = 100 * speeds().tuning_step(shape_of(one), 32 * tokens, 32)
     for rows, characters in ((8_528, 87), (8_262, 92)):
         length = characters / 4.5 + 1
-        by_hand += speeds().scoring(shape(one), rows * length, length)
+        by_hand += speeds().scoring(shape_of(one), rows * length, length)
     assert name == "ontonotes5"
     assert took == pytest.approx(by_hand + TRIAL_SECONDS)
     assert made.grids == {(model, name): 10}
@@ -188,12 +178,9 @@ def test_what_cannot_be_priced_is_left_out_and_said():
     assert not made.priced
     assert {task for _, task in made.tunings} == {"sst2"}
     assert {task for _, task in made.grids} == {"sst2", "record"}
-    assert made.notes == (
-        "lengths of record are not known: its fine-tunings are left out",
-        "the shape of org/m is not known here: what is made of it is left out",
-        "pretraining in fp32 was not measured on fast and left out. "
-        "There, type: biphase bench scale --save --precision fp32",
-    )
+    facts = (("record",), ("org/m",), ("fp32", "fast", "biphase bench scale --save --precision fp32"))
+    for note, known in zip(made.notes, facts, strict=True):
+        assert all(fact in note for fact in known)
 
 
 def model_folder(folder):
@@ -211,8 +198,7 @@ def test_steps_that_contradict_each_other_are_said():
     busy = [CASES[0], CASES[0] | {"seconds": 0.3}, *CASES[2:]]
     made = price(plan_of(run("a", (CLM(), 10))), replace(FAST, model=fit(busy)))
     (note,) = made.notes
-    assert note.startswith("the measured steps of fast contradict each other by up to ")
-    assert note.endswith("With nothing else running, type: biphase bench scale --save")
+    assert all(fact in note for fact in ("contradict", "fast", "biphase bench scale --save"))
     assert made.priced
 
 
@@ -220,10 +206,9 @@ def test_upper_bounds_are_said(tmp_path):
     lora = run("lora", (MLM(0.4), 10), start=model_folder(tmp_path), adapter=LoRA(rank=4))
     made = price(plan_of(lora), FAST)
     assert len(made.jobs) == 1
-    assert made.notes == (
-        "models from elsewhere are priced as if they were of the shape that was measured",
-        "LoRA and frozen weights are priced as if all weights were trained: an upper bound",
-    )
+    elsewhere, bound = made.notes
+    assert "elsewhere" in elsewhere
+    assert "LoRA" in bound
 
 
 def test_a_model_as_it_is_reads_what_its_own_context_holds(tmp_path):
@@ -251,28 +236,13 @@ def finish(store, plan, count):
                 publish(folder, store.trials / trial.key)
 
 
-def test_hours_of_a_measured_device_stand_below_the_tree(tmp_path):
-    plan, store = tuned_plan(), store_with(tmp_path)
-    made = bill(plan, store, "fast", None, tuned=0)
-    assert made.prices is not None
-    text = "\n".join(summary(plan, (), 0, made, "s.py"))
-    assert (
-        f"pretraining {made.prices.pretraining() / 3600:.1f} GPU-hours and fine-tuning {made.prices.finetuning():.0f} s"
-        in text
-    )
-    assert " s on fast (measured 2026-11-15, torch 2.11.0)" in text
-    assert "at 40%" not in text
-
-
 def test_what_is_left_is_priced_too(tmp_path):
     plan, store = tuned_plan(), store_with(tmp_path)
     finish(store, plan, 3)
-    (left,) = left_of(plan, store).items()
-    assert left == ((plan.results["a"], "mnli"), 1)
+    assert left_of(plan, store) == {(plan.results["a"], "mnli"): 1}
     made = bill(plan, store, "fast", None, tuned=3)
-    assert made.prices is not None
-    (last,) = summary(plan, list(plan.jobs), 3, made, "s.py")[-1:]
-    assert last == "1 of 1 training job and 3 of 4 fine-tunings done, 6 s. Next: biphase run s.py"
+    last = summary(plan, list(plan.jobs), 3, made, "s.py")[-1]
+    assert all(fact in last for fact in ("1 of 1", "3 of 4", "6 s", "biphase run s.py"))
     told = plan_json(plan, done=list(plan.jobs), tuned=3, bill=made)
     assert json.loads(json.dumps(told)) == told
     prices = told["prices"]
@@ -285,33 +255,15 @@ def test_what_is_left_is_priced_too(tmp_path):
     assert prices["measured"] == {"device": "NVIDIA Fast", "precisions": {"bf16": origin}}
 
 
-def test_a_stated_efficiency_asks_for_flops(tmp_path):
-    made = bill(tuned_plan(), store_with(tmp_path, name="h200"), "h200", 0.5, tuned=0)
-    assert (made.prices, made.efficiency, made.notes) == (None, 0.5, ())
-
-
 def test_where_nothing_can_be_priced_flops_are_taken_instead(tmp_path):
+    store = store_with(tmp_path, name="h200")
     small = plan_of(run("small", (CLM(), 10), start=SIZES["8m"], corpus=Corpus("c", "./t", BPE(500))))
-    made = bill(small, store_with(tmp_path, name="h200"), "h200", None, tuned=0)
-    assert made.prices is None
-    assert made.notes == (
-        "hours are FLOPs at a share of the peak: steps like these were not measured on h200",
-    )
-    text = "\n".join(summary(small, (), 0, made, "s.py"))
-    assert "on h200 at 40%" in text
-
-
-def test_other_reasons_stand_beside_the_one_about_steps(tmp_path):
-    as_is = run("as-is", start=Hub("org/m", revision="1"))
-    small = run("small", (CLM(), 10), start=SIZES["8m"])
-    plan = plan_of(small, as_is, finetune=Finetune(CATALOG["record"]))
-    made = bill(plan, store_with(tmp_path, name="h200"), "h200", None, tuned=0)
-    assert made.efficiency == 0.4
-    assert made.notes == (
-        "hours are FLOPs at a share of the peak: steps like these were not measured on h200",
-        "lengths of record are not known: its fine-tunings are left out",
-        "the shape of org/m is not known here: what is made of it is left out",
-    )
+    made = bill(small, store, "h200", None, tuned=0)
+    assert (made.prices, len(made.notes)) == (None, 1)
+    assert "h200" in made.notes[0]
+    assert "h200 at 40%" in "\n".join(summary(small, (), 0, made, "s.py"))
+    stated = bill(tuned_plan(), store, "h200", 0.5, tuned=0)
+    assert (stated.prices, stated.efficiency, stated.notes) == (None, 0.5, ())
 
 
 STUDY = '''"""What does it cost?"""
@@ -325,18 +277,12 @@ study = Study(
 '''
 
 
-def biphase(*arguments):
-    return subprocess.run([sys.executable, "-m", "biphase", *arguments], capture_output=True, text=True)
-
-
 def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     plan, store = tuned_plan(), store_with(tmp_path)
     made = bill(plan, store, "", None, tuned=0)
     assert (made.device, made.efficiency) == ("cpu", 0.4)
-    text = "\n".join(summary(plan, (), 0, made, "s.py"))
-    assert " hours on cpu at 40%" in text
-    assert "--device h200" in text, "how to price a GPU"
+    assert "--device h200" in "\n".join(summary(plan, (), 0, made, "s.py")), "how to price a GPU"
     driver = tmp_path / "driver" / "0"
     driver.mkdir(parents=True)
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "driver")
@@ -346,66 +292,52 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     (driver / "information").write_text("Model: NVIDIA Odd 7\n")
     made = bill(plan, store, "", None, tuned=0)
     text = "\n".join(summary(plan, (), 0, made, "s.py"))
-    assert "odd-7" in text
-    assert "biphase bench scale" in text
+    assert all(fact in text for fact in ("odd-7", "biphase bench scale"))
     assert "hours on" not in text
     json.dumps(plan_json(plan, done=(), tuned=0, bill=made), allow_nan=False)
 
 
-def test_elapsed_time_the_longest_chain_and_the_measured_steps_stand_below_the_tree(tmp_path):
+def test_elapsed_time_and_the_longest_chain_are_told(tmp_path):
     plan, store = plan_of(run("a", (CLM(), 2_000)), run("b", (MLM(0.4), 1_000))), store_with(tmp_path)
     one, two = (bill(plan, store, "fast", None, tuned=0, workers=n) for n in (1, 2))
     took = {key: one.prices.jobs[plan.results[key]] for key in ("a", "b")}
     told = plan_json(plan, done=(), tuned=0, bill=two)["elapsed"]
     assert told == {"workers": 2, "seconds": took["a"], "chain": took["a"], "ends": "a"}
-    assert plan_json(plan, done=(), tuned=0, bill=one)["elapsed"]["seconds"] == pytest.approx(
-        sum(took.values())
-    )
-    text = " ".join(" ".join(summary(plan, (), 0, two, "s.py")).split())
-    assert f"elapsed: {duration(took['a'])} on 2 fast" in text
-    assert f"longest chain of jobs takes {duration(took['a'])} (a)" in text
-    assert "measured steps behind these hours: " in text
+    alone = plan_json(plan, done=(), tuned=0, bill=one)["elapsed"]["seconds"]
+    assert alone == pytest.approx(sum(took.values()))
+    assert f"{duration(took['a'])} on 2 fast" in " ".join(" ".join(summary(plan, (), 0, two, "s.py")).split())
 
 
 def test_token_shards_are_part_of_the_disk_and_repeated_text_is_said(tmp_path):
     long = run("long", (CLM(), 700), corpus="fineweb-edu", batch_tokens=2**28)
     plan = plan_of(long, run("short", (CLM(), 10), corpus="fineweb-edu"))
     store = store_with(tmp_path)
-    made = bill(plan, store, "fast", None, tuned=0)
-    text = " ".join(" ".join(summary(plan, (), 0, made, "s.py")).split())
-    assert "400 GB of it token shards" in text
-    assert "text repeats: long reads 188B tokens of fineweb-edu, which has about 100B (1.9 epochs)" in text
-    assert "other run" not in text
-    own = Corpus("mine", str(tmp_path / "texts.txt"), BPE(500))
-    small = plan_of(run("small", (CLM(), 10), start=SIZES["1m"], corpus=own))
-    text = "\n".join(summary(small, (), 0, bill(small, store, "cpu", None, tuned=0), "s.py"))
-    assert "token shards of mine" in text
-    few = plan_of(run("few", (CLM(), 10), start=SIZES["1m"], corpus=replace(own, tokens=1_000)))
-    (one,) = bill(few, store, "cpu", None, tuned=0).texts
-    assert (one.tokens, one.bytes, one.exact) == (1_000, 2_000, False)
-    assert one.repeats().startswith("text repeats: few reads ")
+    text = "\n".join(summary(plan, (), 0, bill(plan, store, "fast", None, tuned=0), "s.py"))
+    assert all(fact in text for fact in ("400 GB", "188B tokens", "1.9 epochs"))
+    own = Corpus("mine", str(tmp_path / "texts.txt"), BPE(500), tokens=1_000)
+    few = plan_of(run("few", (CLM(), 10), start=SIZES["1m"], corpus=own))
+    (text,) = bill(few, store, "cpu", None, tuned=0).texts
+    assert (text.tokens, text.bytes, text.exact) == (1_000, 2_000, False)
+    assert "few" in text.repeats()
 
 
-def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(tmp_path):
-    study, store = tmp_path / "study.py", str(store_with(tmp_path / "store").root)
+def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(verb, tmp_path):
+    study, store = tmp_path / "study.py", store_with(tmp_path / "store").root
     study.write_text(STUDY)
-    done = biphase("plan", str(study), "--store", store, "--device", "fast")
-    assert done.returncode == 0, done.stderr
-    assert "on fast (measured 2026-11-15, torch 2.11.0)" in done.stdout
-    assert "fine-tuning" in done.stdout
-    told = json.loads(biphase("plan", str(study), "--store", store, "--device", "fast", "--json").stdout)
+    typed = ("plan", study, "--store", store, "--device")
+    code, out, err = verb(*typed, "fast")
+    assert code == 0, err
+    assert all(fact in out for fact in ("2026-11-15", "torch 2.11.0", "fine-tuning"))
+    told = json.loads(verb(*typed, "fast", "--json")[1])
     assert told["efficiency"] is None
     assert {grid["task"] for grid in told["prices"]["grids"]} == {"sst2"}
-    other = biphase("plan", str(study), "--store", store, "--device", "a100")
-    assert "GPU-hours on a100 at 40%" in other.stdout
-    assert "a100 was not measured" in other.stdout
-    assert f"There, type: biphase bench scale --store {store} --save\n" in other.stdout
+    _, out, _ = verb(*typed, "a100")
+    assert all(fact in out for fact in ("a100 at 40%", f"biphase bench scale --store {store} --save"))
     (tmp_path / "store" / "devices" / "fast.json").write_text("{")
-    damaged = biphase("plan", str(study), "--store", store, "--device", "fast")
-    assert damaged.returncode == 2
-    assert damaged.stderr.endswith(f"measure it again: biphase bench scale --store {store} --save\n")
-    wrong = biphase("plan", str(study), "--store", store, "--device", "fst")
-    assert (wrong.returncode, wrong.stderr) == (2, "error: there is no device 'fst'; did you mean 'fast'?\n")
+    for name, fact in (("fast", f"biphase bench scale --store {store} --save"), ("fst", "'fast'")):
+        code, _, err = verb(*typed, name)
+        assert code == 2
+        assert fact in err
 
 
 # ---------------------------------------------------------------- elapsed time
@@ -435,31 +367,21 @@ def plan():
     return make_plan(Study("s", runs, grid), OUTSIDE)
 
 
-def priced(plan, tuning=5.0):
+def priced(plan):
     jobs = {key: float(job.steps) for key, job in plan.jobs.items()}
-    tunings = {(key, "sources-mini"): tuning for key in plan.results.values()}
+    tunings = {(key, "sources-mini"): 5.0 for key in plan.results.values()}
     return jobs, tunings, dict.fromkeys(tunings, 2)
 
 
-def test_one_worker_does_one_job_after_another(plan):
-    took = elapsed(plan, *priced(plan), 1)
-    assert took.seconds == pytest.approx(10 + 20 + 30 + 40 + 6 * 5)
-    assert (took.chain, took.ends) == (45.0, "b")
-
-
-def test_branches_wait_for_their_trunk_and_fine_tunings_for_their_model(plan):
+# One worker does one job after another. Of two, trunk and m begin at once; a's branch at 10; b's at 30 + 5 · 2 where
+# fine-tunings come first, on the first worker. Of 99, the longest chain is what is waited for.
+@pytest.mark.parametrize(("workers", "seconds"), [(1, 130), (2, 75), (3, 50), (5, None), (99, 45)])
+def test_branches_wait_for_their_trunk_and_fine_tunings_for_their_model(plan, workers, seconds):
     jobs, tunings, counts = priced(plan)
-    # Trunk and m begin at once; a's branch at 10; b's at 30 + 5 · 2 where fine-tunings come first, on the first worker.
-    assert elapsed(plan, jobs, tunings, counts, 2).seconds == pytest.approx(75)
-    assert elapsed(plan, jobs, tunings, counts, 3).seconds == pytest.approx(50)
-    assert elapsed(plan, jobs, tunings, counts, 99).seconds == pytest.approx(45), "the longest chain"
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-def test_it_is_never_faster_than_the_chain_or_the_shared_work(plan, workers):
-    jobs, tunings, counts = priced(plan, tuning=7.0)
     took = elapsed(plan, jobs, tunings, counts, workers)
-    assert took.seconds >= max(took.chain, (sum(jobs.values()) + 6 * 7) / workers) - 1e-9
+    assert (took.chain, took.ends) == (45.0, "b")
+    assert seconds is None or took.seconds == pytest.approx(seconds)
+    assert took.seconds >= max(took.chain, (sum(jobs.values()) + 6 * 5) / workers) - 1e-9
 
 
 def test_what_is_done_is_not_waited_for(plan):
@@ -467,11 +389,7 @@ def test_what_is_done_is_not_waited_for(plan):
     left = {key: seconds for key, seconds in jobs.items() if plan.jobs[key].parent}
     took = elapsed(plan, left, tunings, counts, 99)
     assert (took.chain, took.seconds) == (35.0, 35.0)
-
-
-def test_models_as_they_are_are_only_fine_tuned(plan):
-    _, tunings, counts = priced(plan)
-    assert elapsed(plan, {}, tunings, counts, 4).seconds == pytest.approx(10)
+    assert elapsed(plan, {}, tunings, counts, 4).seconds == pytest.approx(10), "models as they are"
     assert elapsed(plan, {}, {}, {}, 4).seconds == 0
 
 
@@ -567,10 +485,13 @@ def planned(verb, tmp_path):
 @pytest.mark.parametrize("number", [8, 64, 192])
 def test_the_papers_models_on_many_gpus(planned, number):
     code, out, _ = planned("--gpus", number, "--device", "h100", "--json")
-    told = json.loads(out)["gpus"]
+    models = json.loads(out)["gpus"]["models"]
     assert code == 0
-    models = told["models"]
-    assert [one["title"].split(",")[0] for one in models] == ["210m", "610m", "1b"]
+    assert [(one["title"].split(",")[0], one["load"]["own"]) for one in models] == [
+        ("210m", True),
+        ("610m", True),
+        ("1b", True),
+    ]
     for one in models:
         ways = {way["way"]: way for way in one["outlooks"]}
         assert set(ways) >= {"none", "full"}
@@ -579,7 +500,6 @@ def test_the_papers_models_on_many_gpus(planned, number):
         assert 0.4 < ways["full"]["efficiency"] <= 1
     plain, *_, least = (sum(way["memory"].values()) for way in models[-1]["outlooks"])
     assert least < plain / 2, "sharded, and layers computed again"
-    assert [one["load"]["own"] for one in models] == [True, True, True]
 
 
 @pytest.mark.parametrize("width", [8, 16, 24, 48, 64, 96, 128, 144])
@@ -587,16 +507,6 @@ def test_a_plan_knows_which_heads_our_kernels_take(width):
     size = Size("s", layers=1, hidden=2 * width, heads=2, kv_heads=1, ffn=32)
     trunk = from_scratch(size, vocab=40, mask_id=3, length=16, seed=0).model.base_model
     assert has_own_kernels(size) == (refusal(trunk) == "")
-
-
-def test_it_stands_below_the_tree_and_says_that_it_was_not_measured(planned):
-    code, out, _ = planned("--gpus", 192, "--device", "h200")
-    assert code == 0
-    assert (
-        "610m, mlm 20% (756M parameters) on 192 h200: 1,152 rows of 2,048 a step, 6 a GPU, micro-batch 6"
-        in out
-    )
-    assert out.strip().splitlines()[-1].startswith("planned, not measured: computing as measured on one; 75%")
 
 
 def test_what_does_not_fit_is_marked(planned):

@@ -37,14 +37,7 @@ def plan(tiny_run, store):
     return made
 
 
-def worker(plan, store, printed=None, wanted=None, **options):
-    options = RuntimeOptions(quiet=True, loaders=0, **options)
-    jobs = set(plan.jobs) if wanted is None else wanted
-    say = (printed if printed is not None else []).append
-    return Worker(plan, store, identities(store), ALONE, options, wanted=jobs, say=say)
-
-
-def test_a_worker_runs_every_job_once_parents_first(plan, store):
+def test_a_worker_runs_every_job_once_parents_first(plan, store, worker):
     printed = []
     outcome = worker(plan, store, printed).work()
     assert outcome.computed == plan.job_count
@@ -53,20 +46,16 @@ def test_a_worker_runs_every_job_once_parents_first(plan, store):
     assert len(lines) == plan.job_count
     starts = [line.split("loss ")[1].split(" ")[0] for line in lines]
     assert len(set(starts)) > 1, "each training job tells its own losses, not those of the root"
+    for name, steps in (("clm", 12), ("two", 12), ("on", 16), ("clm-4", 4)):
+        lines = ledger.curve(plan, store, name)
+        assert [line["step"] for line in lines if "loss" in line] == list(range(1, steps + 1)), name
+        assert max(ledger.heldout(lines)) == steps
     again = worker(plan, store).work()
     assert again.computed == 0
     assert not Leases(store.leases).holders()
 
 
-def test_results_have_loss_curves(plan, store):
-    worker(plan, store).work()
-    for name, steps in (("clm", 12), ("two", 12), ("on", 16), ("clm-4", 4)):
-        lines = ledger.curve(plan, store, name)
-        assert [line["step"] for line in lines if "loss" in line] == list(range(1, steps + 1)), name
-        assert max(ledger.heldout(lines)) == steps
-
-
-def test_two_workers_share_the_jobs(plan, store):
+def test_two_workers_share_the_jobs(plan, store, worker):
     workers = [worker(plan, store) for _ in range(2)]
     threads = [threading.Thread(target=each.work) for each in workers]
     for thread in threads:
@@ -77,13 +66,7 @@ def test_two_workers_share_the_jobs(plan, store):
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_only_the_requested_jobs_are_run(plan, store):
-    wanted = {job.key for job in plan.path(plan.results["clm-4"])}
-    worker(plan, store, wanted=wanted).work()
-    assert ledger.done_keys(plan, store) == wanted
-
-
-def test_a_failed_job_blocks_only_its_descendants(plan, store, monkeypatch):
+def test_a_failed_job_blocks_only_its_descendants(plan, store, monkeypatch, worker):
     plain = Pretraining.train
 
     def fails(self):
@@ -106,7 +89,7 @@ def test_a_failed_job_blocks_only_its_descendants(plan, store, monkeypatch):
     assert not ledger.failures(plan, store)
 
 
-def test_a_job_taken_over_during_a_checkpoint_is_no_failure(plan, store, monkeypatch):
+def test_a_job_taken_over_during_a_checkpoint_is_no_failure(plan, store, monkeypatch, worker):
     """Whoever holds it now has swept away what was being written."""
     plain, robbed = Saver.settle, []
 
@@ -132,7 +115,7 @@ def test_a_job_taken_over_during_a_checkpoint_is_no_failure(plan, store, monkeyp
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_an_unreadable_plan_of_another_study_stops_pruning_only(plan, store):
+def test_an_unreadable_plan_of_another_study_stops_pruning_only(plan, store, worker):
     other = store.studies / "other" / "plan.json"
     other.parent.mkdir(parents=True)
     other.write_text("{}")
@@ -144,7 +127,7 @@ def test_an_unreadable_plan_of_another_study_stops_pruning_only(plan, store):
     assert len(list(store.checkpoints.iterdir())) > len(plan.jobs)
 
 
-def test_bad_data_ends_the_worker(tiny_run, store):
+def test_bad_data_ends_the_worker(tiny_run, store, worker):
     run = tiny_run(packing=Chunks(2**20), batch_tokens=2**20, heldout_tokens=2**20)
     plan = make_plan(Study("large", (run,)), identities(store))
     save_plan(plan, store)
@@ -153,7 +136,7 @@ def test_bad_data_ends_the_worker(tiny_run, store):
     assert not Leases(store.leases).holders(), "its lease is free again"
 
 
-def test_a_worker_waits_for_a_leased_job(plan, store):
+def test_a_worker_waits_for_a_leased_job(plan, store, worker):
     first = next(iter(plan.jobs))
     held = Leases(store.leases).take(first)
     assert held
@@ -168,23 +151,7 @@ def test_a_worker_waits_for_a_leased_job(plan, store):
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_a_stop_between_jobs_ends_the_worker(plan, store):
-    outcome = worker(plan, store, stop=lambda: True).work()
-    assert outcome.stopped
-    assert outcome.computed == 0
-
-
-def test_a_worker_tokenizes_a_missing_corpus(plan, store, corpus, tmp_path):
-    fresh = Store(tmp_path / "fresh")
-    printed = []
-    save_plan(plan, fresh)
-    wanted = {job.key for job in plan.path(plan.results["clm-4"])}
-    worker(plan, fresh, printed, wanted=wanted).work()
-    assert ledger.done_keys(plan, fresh) == wanted
-    assert any("tokens" in line for line in printed)
-
-
-def test_the_time_left_follows_the_measured_speed(plan, store):
+def test_the_time_left_follows_the_measured_speed(plan, store, worker):
     entries = ledger.survey_jobs(plan, store)
     assert ledger.seconds_left(entries) is None
     first = next(iter(plan.jobs))
@@ -196,7 +163,7 @@ def test_the_time_left_follows_the_measured_speed(plan, store):
     assert left == pytest.approx(spent / work[first] * (sum(work.values()) - work[first]))
 
 
-def test_a_worker_waits_for_a_corpus_that_was_taken_over(plan, corpus, tmp_path, monkeypatch):
+def test_a_worker_waits_for_a_corpus_that_was_taken_over(plan, corpus, tmp_path, monkeypatch, worker):
     """It stalled while it tokenized; when it wakes up another is at it, and what that one makes is used."""
     fresh, tries = Store(tmp_path / "fresh"), []
     save_plan(plan, fresh)
@@ -230,7 +197,7 @@ def test_a_corpus_changed_after_planning_is_refused(tiny_run, tmp_path):
     assert not fresh.checkpoints.exists()
 
 
-def test_a_pruned_ancestor_of_finished_results_is_not_computed_again(plan, store):
+def test_a_pruned_ancestor_of_finished_results_is_not_computed_again(plan, store, worker):
     worker(plan, store).work()
     trunk = plan.path(plan.results["two"])[0]
     store.discard(store.checkpoints / plan.path(plan.results["two"])[1].key)
@@ -238,13 +205,14 @@ def test_a_pruned_ancestor_of_finished_results_is_not_computed_again(plan, store
     assert worker(plan, store).work().computed == 0
 
 
-def test_a_stop_during_tokenizing_ends_the_worker(tiny_run, corpus, tmp_path):
+@pytest.mark.parametrize("questions", [0, 2], ids=["between jobs", "during tokenizing"])
+def test_a_stop_ends_the_worker(questions, tiny_run, corpus, tmp_path, worker):
     fresh = Store(tmp_path / "fresh")
     plan = make_plan(Study("s", (tiny_run(),)), identities(fresh))
     save_plan(plan, fresh)
-    asked = iter([False, False])
+    asked = iter([False] * questions)
     outcome = worker(plan, fresh, stop=lambda: next(asked, True)).work()
-    assert outcome.stopped
+    assert (outcome.stopped, outcome.computed) == (True, 0)
     assert not fresh.checkpoints.exists()
 
 
@@ -257,16 +225,16 @@ def planned(store, name, *runs):
     return made
 
 
-def short_slot(plan, store, steps):
+def short_slot(worker, plan, store, steps):
     """Run a worker that is stopped after this many steps."""
     asked = iter([False] * (steps + 1))
     return worker(plan, store, stop=lambda: next(asked, True)).work()
 
 
-def test_an_edited_study_keeps_the_branch_points_of_the_first(tiny_run, store):
+def test_an_edited_study_keeps_the_branch_points_of_the_first(tiny_run, store, worker):
     first = planned(store, "s", tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6)))
     running = worker(first, store, checkpoint_steps=1)  # it knows its plan; the file will be another's
-    short_slot(first, store, 7)
+    short_slot(worker, first, store, 7)
     edited = planned(store, "s", tiny_run("a"))
     worker(edited, store, checkpoint_steps=1).work()
     before = ledger.done_keys(first, store)
@@ -277,7 +245,7 @@ def test_an_edited_study_keeps_the_branch_points_of_the_first(tiny_run, store):
     assert ledger.done_keys(first, store) == set(first.jobs)
 
 
-def test_another_code_version_keeps_the_branch_points_of_the_first(tiny_run, store, monkeypatch):
+def test_another_code_version_keeps_the_branch_points_of_the_first(tiny_run, store, monkeypatch, worker):
     """The same study, planned by a version whose keys are others, is the one that is saved last."""
     runs = tiny_run("a", keep=(4,)), tiny_run("b", Stage(CLM(), 6), Stage(MLM(0.4), 6))
     first = planned(store, "s", *runs)
@@ -288,21 +256,21 @@ def test_another_code_version_keeps_the_branch_points_of_the_first(tiny_run, sto
     assert ledger.done_keys(first, store) == set(first.jobs)
 
 
-def test_two_studies_with_a_common_trunk_finish_in_short_slots(tiny_run, store):
+def test_two_studies_with_a_common_trunk_finish_in_short_slots(tiny_run, store, worker):
     """The longer one passes the end of the shorter one's first training job; what that begins from must stay."""
     short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 60)))
-    short_slot(long, store, 14)
+    short_slot(worker, long, store, 14)
     for _ in range(9):
-        short_slot(short, store, 2)
-        short_slot(long, store, 2)
+        short_slot(worker, short, store, 2)
+        short_slot(worker, long, store, 2)
     assert ledger.done_keys(short, store) == set(short.jobs)
     worker(long, store).work()
     assert {folder.name for folder in store.checkpoints.iterdir()} == set(short.jobs) | set(long.jobs)
 
 
-def test_a_job_keeps_its_checkpoint_while_another_study_continues(tiny_run, store):
+def test_a_job_keeps_its_checkpoint_while_another_study_continues(tiny_run, store, worker):
     short, long = planned(store, "short", tiny_run()), planned(store, "long", tiny_run("b", Stage(CLM(), 30)))
-    short_slot(short, store, 5)  # the job of the short one was stopped at step 5
+    short_slot(worker, short, store, 5)  # the job of the short one was stopped at step 5
     worker(long, store, checkpoint_steps=4).work()
     kept = [folder for folder in store.checkpoints.iterdir() if folder.name not in long.jobs]
     assert len(kept) == 1

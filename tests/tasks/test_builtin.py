@@ -39,12 +39,6 @@ def judgments(part) -> list[tuple[str, str, str]]:
     return [(query, document, score) for query, document, score in (line.split("\t") for line in lines)]
 
 
-def shared(task, values) -> list[set]:
-    """What each two parts of a task have in common."""
-    found = [{values(row) for row in some} for some in parts(task).values()]
-    return [one & other for one, other in combinations(found, 2)]
-
-
 def words(text) -> int:
     return len(text.split())
 
@@ -59,48 +53,50 @@ def test_only_the_files_of_the_four_tasks_are_there_and_they_are_small():
     assert sum(path.stat().st_size for path in files) < 400_000
 
 
-@pytest.mark.parametrize("task", ROWS)
-def test_the_parts_have_the_rows_the_attribution_says(task):
-    counts = tuple(map(len, parts(task).values()))
-    assert counts == ROWS[task]
-    assert " / ".join(map(str, counts)) in line_of(task)
-
-
-def line_of(task) -> str:
-    (line,) = [
-        line
-        for line in (ASSETS / "ATTRIBUTION.md").read_text("utf-8").splitlines()
-        if line.startswith(f"| `{task}`")
-    ]
-    return line
-
-
 @pytest.mark.parametrize("task", LICENCES)
-def test_every_task_names_its_licences(task):
-    assert [one for one in LICENCES[task] if one not in line_of(task)] == []
-    assert f"- **{task}**: " in (ASSETS / "ATTRIBUTION.md").read_text("utf-8")
+def test_the_attribution_names_licences_rows_and_novels(task):
+    attribution = (ASSETS / "ATTRIBUTION.md").read_text("utf-8")
+    (line,) = (line for line in attribution.splitlines() if line.startswith(f"| `{task}`"))
+    assert [licence for licence in LICENCES[task] if licence not in line] == []
+    assert f"- **{task}**: " in attribution
+    if task in ROWS:
+        counts = tuple(map(len, parts(task).values()))
+        assert counts == ROWS[task]
+        assert " / ".join(map(str, counts)) in line
+    if task == "sources":
+        books = [row["document"] for part in parts(task).values() for row in part if row["label"] == "books"]
+        assert [book for book in books if book.split("/")[0] not in attribution] == []
+
+
+def work(row):
+    """The document of a text; of a novel's chapter, the novel."""
+    return row["document"].split("/")[0] if row["label"] == "books" else row["document"]
+
+
+@pytest.mark.parametrize(
+    ("task", "value"),
+    [
+        ("sources", work),
+        ("wikiann", lambda row: " ".join(row["tokens"]).lower()),
+        ("squadshifts", lambda row: row["context"]),
+        ("squadshifts", lambda row: row["title"]),
+    ],
+)
+def test_no_document_is_in_two_parts_of_a_task(task, value):
+    values = [{value(row) for row in part} for part in parts(task).values()]
+    assert [one & other for one, other in combinations(values, 2)] == [set(), set(), set()]
 
 
 # ---------------------------------------------------------------- sources
 
 
-def test_sources_has_as_many_texts_of_each_label():
-    for some in parts("sources").values():
-        labels = [row["label"] for row in some]
-        assert {labels.count(one) for one in ("wikipedia", "elife-digest", "books")} == {len(some) / 3}
-
-
-def test_sources_are_texts_of_40_to_80_words_all_different():
+def test_sources_are_texts_of_40_to_80_words_all_different_and_as_many_of_each_label():
     texts = [row["text"] for some in parts("sources").values() for row in some]
     assert all(40 <= words(text) <= 80 and "\n" not in text for text in texts)
     assert len(set(texts)) == len(texts)
-
-
-def test_no_document_and_no_novel_is_in_two_parts_of_sources():
-    def work(row):  # the id of a chapter begins with its novel
-        return row["document"].split("/")[0] if row["label"] == "books" else row["document"]
-
-    assert shared("sources", work) == [set(), set(), set()]
+    for some in parts("sources").values():
+        labels = [row["label"] for row in some]
+        assert {labels.count(one) for one in ("wikipedia", "elife-digest", "books")} == {len(some) / 3}
 
 
 def test_nothing_of_sources_is_in_the_corpus_that_is_pretrained_on():
@@ -120,12 +116,6 @@ def test_the_label_of_a_held_out_document_is_its_source():
         assert row["text"].split(". ")[0] in document["text"]
 
 
-def test_no_novel_of_sources_is_without_attribution():
-    attribution = (ASSETS / "ATTRIBUTION.md").read_text("utf-8")
-    books = [row["document"] for some in parts("sources").values() for row in some if row["label"] == "books"]
-    assert [one for one in books if one.split("/")[0] not in attribution] == []
-
-
 # ---------------------------------------------------------------- the other three
 
 
@@ -141,10 +131,6 @@ def test_wikiann_has_a_valid_tag_for_each_word():
         assert {tag for row in some for tag in row["ner_tags"]} == TAGS
 
 
-def test_no_sentence_is_in_two_parts_of_wikiann():
-    assert shared("wikiann", lambda row: " ".join(row["tokens"]).lower()) == [set(), set(), set()]
-
-
 def test_every_answer_of_squadshifts_stands_where_it_is_said_to():
     for some in parts("squadshifts").values():
         assert len({row["id"] for row in some}) == len(some)
@@ -156,13 +142,9 @@ def test_every_answer_of_squadshifts_stands_where_it_is_said_to():
                 assert row["context"][start : start + len(text)] == text != ""
 
 
-@pytest.mark.parametrize("column", ["context", "title"])
-def test_no_context_and_no_article_is_in_two_parts_of_squadshifts(column):
-    assert shared("squadshifts", lambda row: row[column]) == [set(), set(), set()]
-
-
 def test_every_judgment_of_scifact_names_a_query_and_a_document_that_are_there():
-    documents = [row["_id"] for row in rows(TASKS / "scifact" / "corpus.jsonl.zst")]
+    corpus = rows(TASKS / "scifact" / "corpus.jsonl.zst")
+    documents = [row["_id"] for row in corpus]
     queries = [row["_id"] for row in rows(TASKS / "scifact" / "queries.jsonl.zst")]
     judged = {part: judgments(part) for part in PARTS}
     asked = {part: {query for query, _, _ in some} for part, some in judged.items()}
@@ -171,9 +153,4 @@ def test_every_judgment_of_scifact_names_a_query_and_a_document_that_are_there()
     assert sorted(queries) == sorted(query for some in asked.values() for query in some)  # each in one part
     assert {document for some in judged.values() for _, document, _ in some} < set(documents)
     assert {score for some in judged.values() for _, _, score in some} == {"1"}
-
-
-def test_abstracts_of_scifact_are_cut_to_60_words():
-    corpus = rows(TASKS / "scifact" / "corpus.jsonl.zst")
     assert all(row["title"] and 0 < words(row["text"]) <= 60 for row in corpus)
-    assert max(words(row["text"]) for row in corpus) == 60

@@ -131,26 +131,14 @@ def test_texts_fill_the_template_and_parts_are_cut_and_limited(tmp_path):
     assert (len(own.train), len(own.validation)) == (40, 5)
     halves = load(replace(task, splits=Splits(cut_from="test", cut=0.5)), documents="all")
     assert (len(halves.train), len(halves.validation), len(halves.test)) == (40, 5, 4)
+    borrowed = load(replace(task, trained_on="mnli"), documents="all")
+    assert (len(borrowed.train), len(borrowed.validation), len(borrowed.test)) == (0, 2, 9)
     for some, whole in ((few, 40), (halves, 9)):  # every example says which row it was
         for part in ("validation", "test"):
             numbers = list(some.rows[part])
             texts = [f"Premise: p{n}\nHypothesis: h{n}" for n in numbers]
             assert [one.text for one in getattr(some, part)] == texts
             assert max(numbers) < whole
-
-
-def test_a_task_that_borrows_a_model_has_nothing_to_train_on(tmp_path):
-    source = lay(tmp_path, train=sentences(40), test=sentences(9))
-    made = load(Task("nli", NLI, source, trained_on="mnli"), documents="all")
-    assert (len(made.train), len(made.validation), len(made.test)) == (0, 2, 9)
-
-
-def test_booleans_of_parquet_are_labels(tmp_path):
-    rows = [{"question": f"q{n}", "passage": "p", "answer": n % 2 == 1} for n in range(20)]
-    for part in ("train", "validation"):
-        write(tmp_path / f"{part}-00000-of-00001.parquet", rows)
-    task = CATALOG["boolq"].at(str(tmp_path))
-    assert [one.label for one in load(task, documents="all").test[:4]] == [0, 1, 0, 1]
 
 
 def test_unlabelled_rows_are_refused_with_where_to_find_others(tmp_path):
@@ -175,15 +163,9 @@ def test_a_bad_row_of_texts_is_named(row, words, tmp_path):
     rows = sentences(5)
     rows[2] |= row
     refused(Task("nli", NLI, lay(tmp_path, train=rows, test=sentences(5))), words)
-
-
-def test_a_text_that_is_empty_is_refused(tmp_path):
-    task = Task(
-        "x",
-        Classify("{premise}", NLI.labels),
-        lay(tmp_path, train=sentences(5, premise="  "), test=sentences(5)),
-    )
-    refused(task, r"train.jsonl:1.*text")
+    bare = sentences(5, premise="  ")
+    alone = Classify("{premise}", NLI.labels)
+    refused(Task("x", alone, lay(tmp_path, train=bare, test=sentences(5))), r"train.jsonl:1.*text")
 
 
 def test_empty_parts_are_refused(tmp_path):
@@ -260,10 +242,12 @@ def questions(tmp_path, *rows, form=Answer()):  # noqa: B008
     ],
 )
 def test_answers_are_read_in_every_way_they_are_written(answers, spans, tmp_path):
-    made = load(questions(tmp_path, asked(answers=answers)), documents="all").test[0]
-    assert made == Question(
-        "7", "Question: Who?\nContext: ", CONTEXT, tuple(AnswerSpan(*one) for one in spans)
-    )
+    row = asked(answers=answers)
+    unnamed = {name: value for name, value in row.items() if name != "id"}
+    named, other = load(questions(tmp_path, row, unnamed), documents="all").test
+    expected = tuple(AnswerSpan(*span) for span in spans)
+    assert named == Question("7", "Question: Who?\nContext: ", CONTEXT, expected)
+    assert other.name == "test.jsonl:2", "called by its place"
 
 
 @pytest.mark.parametrize("answers", [{"text": [], "answer_start": []}, "", None, []])
@@ -272,12 +256,6 @@ def test_no_answer_is_an_answer_only_where_the_task_says_so(answers, tmp_path):
     made = load(questions(tmp_path, row, form=Answer(unanswerable=True)), documents="all")
     assert made.test[0].answers == ()
     refused(questions(tmp_path, row), r"test.jsonl:1.*answer;.*unanswerable=True")
-
-
-def test_a_question_without_an_id_is_called_by_its_place(tmp_path):
-    row = asked()
-    del row["id"]
-    assert load(questions(tmp_path, row), documents="all").test[0].name == "test.jsonl:1"
 
 
 @pytest.mark.parametrize(
@@ -324,6 +302,7 @@ def beir(folder, *, train=(), test=(), count=20):
 
 
 IR = Retrieve(document="Document: {title}. {text}")
+TESTED = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
 QRELS = Splits("qrels/train*", "", "qrels/test*", cut=0.5)
 SOME = [("q1", "d1", 1), ("q2", "d2", 2), ("q2", "d3", 0), ("q3", "d3", 0), ("q4", "d9", 1)]
 
@@ -347,27 +326,22 @@ def test_judged_documents_and_pairs_of_the_train_judgments(tmp_path):
     assert made.test.library.texts[at["d1"]] == "Document: t1. x1"
     assert made.test.library.texts[at["d2"]] == "Document: . x2"
     assert made.test.queries[0] == "Query: y1"
-
-
-def test_all_documents_are_the_whole_corpus_in_its_order(tmp_path):
-    task = Task("ir", IR, str(beir(tmp_path, train=[("q5", "d11", 1), ("q6", "d5", 1)], test=SOME)), QRELS)
-    made = load(task, documents="all")
-    assert made.test.library.names == tuple(f"d{n}" for n in range(20))
-    assert made.test.judged[0] == {1: 1}
+    every = load(task, documents="all").test
+    assert every.library.names == tuple(f"d{n}" for n in range(20)), "the whole corpus in its order"
+    assert every.judged[0] == {1: 1}
 
 
 def test_queries_of_the_test_are_cut_in_the_order_they_appear(tmp_path):
     test = [(f"q{n}", f"d{n}", 1) for n in (3, 1, 7, 5, 9, 0)] + [("q3", "d4", 1)]
-    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
-    task = Task("ir", IR, str(beir(tmp_path, test=test)), splits, trained_on="msmarco")
+    task = Task("ir", IR, str(beir(tmp_path, test=test)), TESTED, trained_on="msmarco")
     made = load(task, documents="judged")
     order = ["q3", "q1", "q7", "q5", "q9", "q0"]
-    first, rest = cut(6, splits)
+    first, rest = cut(6, TESTED)
     assert made.validation.names == tuple(order[place] for place in first)
     assert made.test.names == tuple(order[place] for place in rest)
     assert made.train == []
     assert len(made.test.library.names) == 7
-    few = load(replace(task, splits=replace(splits, rows=(0, 1, 2))), documents="judged")
+    few = load(replace(task, splits=replace(TESTED, rows=(0, 1, 2))), documents="judged")
     assert (len(few.validation), len(few.test)) == (1, 2)
     assert few.test.library == made.test.library
 
@@ -390,7 +364,7 @@ def test_pairs_of_files_fill_the_templates_with_nothing_but_text(tmp_path):
     rows = [{"query": f"a{n}", "positive": f"b{n}", "negative": "c"} for n in range(4)]
     write(folder / "triplet" / "train-00000-of-00001.parquet", rows)
     form = replace(IR, pairs="triplet/train*")
-    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test", rows=(3, 0, 0))
+    splits = replace(TESTED, rows=(3, 0, 0))
     made = load(Task("ir", form, str(folder), splits), documents="judged")
     assert made.train == [Pair(f"Query: a{n}", f"Document: . b{n}") for n in range(3)]
     for blank in ("", " "):
@@ -428,8 +402,7 @@ def test_compressed_beir_with_numbers_as_ids(packed, tmp_path):
     write(tmp_path / f"queries.jsonl{packed}", [{"id": n, "text": f"y{n}"} for n in range(5)])
     qrels = [{"query-id": n, "corpus-id": n, "score": 1.0} for n in range(4)]
     write(tmp_path / "qrels" / f"test.jsonl{packed}", qrels)
-    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
-    made = load(Task("ir", Retrieve(), str(tmp_path), splits, trained_on="x"), documents="judged")
+    made = load(Task("ir", Retrieve(), str(tmp_path), TESTED, trained_on="x"), documents="judged")
     assert made.test.library.texts == tuple(f"Document: x{n}" for n in range(4))
 
 
@@ -490,36 +463,30 @@ def test_mldr_says_queries_and_judgments_in_one(tmp_path):
         ([("q1", "d1", "x")], r"qrels/test.tsv:7.*grade.*'x';.*whole number"),
         ([("q1", "d5", 0.5)], r"qrels/test.tsv:7.*grade.*'0.5'"),
         ([("q1", "d5", "nan")], r"qrels/test.tsv:7.*grade.*'nan'"),
-        (
-            [("q1", "d1", 2)],
-            r"qrels/test.tsv:7 grades document 'd1' for query 'q1' as 2,.*earlier row.*1",
-        ),
+        ([("q1", "d1", 2)], r"qrels/test.tsv:7.*'d1'.*'q1' as 2,.*earlier row.*1"),
         ([("q1", "d1")], r"qrels/test.tsv:7 has 2.*columns.*3"),
         ([("", "d1", 1)], r"qrels/test.tsv:7.*id.*''"),
+        ("a\tb\tc\n1\t2\t3\n", r"test.tsv:1.*header nor"),
+        ("1 2 3 4 5\n", r"test.tsv:1.*header nor"),
+        ("q1\td1\t0\n", r"relevant document"),
     ],
 )
 def test_a_bad_judgment_is_named(rows, words, tmp_path):
-    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
-    refused(Task("ir", IR, str(beir(tmp_path, test=SOME + rows)), splits, trained_on="x"), words, "judged")
-
-
-def test_a_file_that_is_no_judgments_is_refused(tmp_path):
-    folder = beir(tmp_path, test=SOME)
-    for raw in ("a\tb\tc\n1\t2\t3\n", "1 2 3 4 5\n"):
-        (folder / "qrels" / "test.tsv").write_text(raw)
-        splits = Splits("", "", "qrels/test*", cut_from="test")
-        refused(
-            Task("ir", IR, str(folder), splits, trained_on="x"),
-            r"test.tsv:1.*header nor",
-        )
+    folder = beir(tmp_path, test=SOME if isinstance(rows, str) else SOME + rows)
+    if isinstance(rows, str):
+        (folder / "qrels" / "test.tsv").write_text(rows)
+    refused(Task("ir", IR, str(folder), TESTED, trained_on="x"), words, "judged")
+    write(folder / "qrels" / "dev.jsonl", [{"query-id": "q1", "corpus-id": "d99", "score": 1}])
+    beside = Task(
+        "ir", IR, str(beir(tmp_path, test=SOME)), replace(TESTED, validation="qrels/dev*"), trained_on="x"
+    )
+    refused(beside, r"'ir': qrels/dev.jsonl:1 judges document 'd99'")
 
 
 @pytest.mark.parametrize("searched", ["judged", "all"])
 def test_ids_must_be_there_and_differ(searched, tmp_path):
     folder = beir(tmp_path, test=SOME)
-    task = Task(
-        "ir", IR, str(folder), Splits("", "", "qrels/test*", cut=0.5, cut_from="test"), trained_on="x"
-    )
+    task = Task("ir", IR, str(folder), TESTED, trained_on="x")
     write(folder / "corpus.jsonl", [*documents(12), documents(3)[2]])
     refused(task, r"corpus.jsonl:13.*second.*'d2'", searched)
     write(folder / "corpus.jsonl", documents(12))
@@ -536,9 +503,7 @@ def test_ids_must_be_there_and_differ(searched, tmp_path):
 @pytest.mark.parametrize("blank", ["", "  ", None])
 def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_path):
     folder = beir(tmp_path, test=SOME)
-    task = Task(
-        "ir", IR, str(folder), Splits("", "", "qrels/test*", cut=0.5, cut_from="test"), trained_on="x"
-    )
+    task = Task("ir", IR, str(folder), TESTED, trained_on="x")
     rows, queries = documents(12), asks(12)
     rows[5] |= {"title": blank, "text": blank}  # nobody judges it
     rows[1]["text"] = blank  # it has a title
@@ -554,20 +519,6 @@ def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_p
     queries[2]["text"] = blank
     write(folder / "queries.jsonl", queries)
     refused(task, r"queries.jsonl:3.*judged.*'text'", searched)
-
-
-def test_judgments_in_other_tables_are_named_with_their_folder_too(tmp_path):
-    folder = beir(tmp_path, test=SOME)
-    write(folder / "qrels" / "dev.jsonl", [{"query-id": "q1", "corpus-id": "d99", "score": 1}])
-    task = Task("ir", IR, str(folder), Splits("", "qrels/dev*", "qrels/test*"), trained_on="x")
-    refused(task, r"'ir': qrels/dev.jsonl:1 judges document 'd99'")
-
-
-def test_an_empty_part_of_retrieval_is_refused(tmp_path):
-    folder = beir(tmp_path, test=[("q1", "d1", 0)])
-    judge(folder / "qrels" / "validation.tsv", [("q1", "d1", 1)])
-    task = Task("ir", IR, str(folder), Splits("", "qrels/validation*", "qrels/test*"), trained_on="x")
-    refused(task, r"relevant document")
 
 
 @pytest.mark.parametrize(
@@ -586,14 +537,6 @@ def test_a_bad_row_with_passages_is_named(row, words, tmp_path):
     write(tmp_path / "test.jsonl", long_rows("t1"))
     write(tmp_path / "corpus.jsonl", [{"docid": "doc-0", "text": "x"}])
     refused(replace(CATALOG["mldr_en"], source=str(tmp_path)), words)
-
-
-def test_a_document_without_a_title_has_an_empty_one(tmp_path):
-    folder = beir(tmp_path, test=SOME)
-    write(folder / "corpus.parquet", [row | {"title": None} for row in documents(12)])
-    splits = Splits("", "", "qrels/test*", cut=0.5, cut_from="test")
-    task = Task("ir", replace(IR, corpus="corpus.parquet"), str(folder), splits, trained_on="x")
-    assert load(task, documents="judged").test.library.texts[0] == "Document: . x1"
 
 
 # ---------------------------------------------------------------- whatever files hold

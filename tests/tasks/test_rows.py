@@ -99,9 +99,12 @@ def test_files_follow_one_another_and_places_name_each(tmp_path):
 
 
 def test_the_first_alternative_that_is_there_is_read(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"words": 1, "b": 2}, {"words": 3, "b": 4}])
+    path = write(tmp_path / "x.jsonl", [{"words": 1, "data": [{}]}, {"words": 3, "data": [{}], "a": 4}])
     assert table(path, wanted=("tokens|words",))[0] == {"tokens|words": [1, 3]}
-    assert table(path, wanted=("b|words",))[0] == {"b|words": [2, 4]}
+    assert table(path, wanted=("data|words",))[0] == {"data|words": [[{}], [{}]]}
+    path = write(tmp_path / "y.jsonl", [{"a": 1, "b": 1}, {"b": 1}])
+    with pytest.raises(DataError, match=r"y.jsonl:2.*column.*'a'"):
+        table(path)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
@@ -113,16 +116,8 @@ def test_an_optional_column_may_be_absent(kind, tmp_path):
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_missing_column_is_named_with_the_nearest(kind, tmp_path):
     path = write(tmp_path / f"train.{kind}", [{"sentence": "x", "label": "1"}])
-    with pytest.raises(
-        DataError, match=rf"task 'x': train.{kind}.* has no column 'sentense'; did you mean 'sentence'"
-    ):
+    with pytest.raises(DataError, match=rf"task 'x': train.{kind}.*'sentense'.*'sentence'"):
         table(path, wanted=("sentense",))
-
-
-def test_a_line_that_lacks_a_column_is_named(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"a": 1, "b": 1}, {"b": 1}])
-    with pytest.raises(DataError, match=r"x.jsonl:2.*column.*'a'"):
-        table(path)
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl.gz", "csv"])
@@ -206,14 +201,8 @@ def test_the_separator_of_a_csv_is_found_in_its_header(separator, tmp_path):
     assert column_names("task 'x'", path) == ("id", "review text", "a")
     found = table(path, wanted=("review text", "a"))[0]
     assert found == {"review text": [f"one, two{separator} three", "four"], "a": ["x", "y"]}
-
-
-def test_a_comma_goes_before_other_separators(tmp_path):
-    path = tmp_path / "x.csv"
     path.write_text('"a;b;c",d|e\n1;2;3,4\n')
-    assert column_names("task 'x'", path) == ("a;b;c", "d|e")
-    path.write_text("a\n1;2\n")
-    assert table(path)[0] == {"a": ["1;2"]}
+    assert column_names("task 'x'", path) == ("a;b;c", "d|e"), "a comma goes before others"
 
 
 @pytest.mark.parametrize("indent", [None, 1])
@@ -224,11 +213,6 @@ def test_a_json_file_may_hold_an_array_of_rows(indent, under, tmp_path):
     path.write_text("\ufeff" + json.dumps({"version": 1, under: rows} if under else rows, indent=indent))
     assert column_names("task 'x'", path) == ("a", "b")
     assert table(path) == ({"a": ["x", "y"]}, ["x.json:1", "x.json:2"])
-
-
-def test_a_row_may_have_a_column_called_data(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"a": 1, "data": [{"b": 1}]}] * 2)
-    assert table(path)[0] == {"a": [1, 1]}
 
 
 @pytest.mark.parametrize(("indent", "broken"), [(None, False), (1, False), (None, True)])

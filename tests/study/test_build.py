@@ -622,3 +622,41 @@ def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_o
 )
 def test_what_cannot_be_meant_is_refused(fact, wishes, adapted):
     refused(fact, lambda: adapted(**wishes))
+
+
+def test_what_was_understood_is_said_before_training_and_stands_in_the_report(
+    verb, model_folders, own_csv, tmp_path
+):
+    with (own_csv / "train.csv").open("a") as file:
+        file.write('"the \x1b[31mred | <b>one</b>",good\n' * 30)
+    store = tmp_path / "s"
+    code, _, told = verb("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", store, *SMALL)
+    assert code == 0
+    assert told.index("  labels ") < told.index("fine-tunings, 0 done") < told.index("on validation")
+    assert "\x1b[31m" not in told
+    assert "  warning     only 74 rows to train on" in told
+    (plan,) = store.glob("studies/*/plan.json")
+    code, _, _ = verb("report", plan, "--store", store, "--no-print", "--out", tmp_path / "report")
+    assert code == 0
+    page, text = ((tmp_path / "report" / name).read_text() for name in ("report.html", "report.md"))
+    for shown in (page, text):
+        assert "reviews, as it was read" in shown
+        assert "only 74 rows to train on" in shown
+        assert "{text}" in shown
+    assert "<b>one</b>" not in page
+
+
+def test_the_plan_that_is_left_can_be_read_from_another_folder(
+    verb, model_folders, own_csv, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(Path(own_csv).parent)
+    store = tmp_path / "s"
+    code, _, told = verb(
+        "evaluate", model_folders["bert"], "--tasks", f"./{Path(own_csv).name}", "--store", store, *SMALL
+    )
+    assert code == 0, told
+    monkeypatch.chdir("/")
+    (left,) = store.glob("studies/*/plan.json")
+    code, out, told = verb("status", left, "--store", store)
+    assert code == 0, told
+    assert "4/4 fine-tunings" in out

@@ -531,3 +531,12 @@ def test_a_context_without_tokens_has_no_answer():
     flat = said(made, {})
     assert decode_spans(made, flat, flat, unanswerable=False) == [NOTHING]
     assert decode_tagged(made, flat) == [NOTHING]
+
+
+def test_a_token_without_characters_within_the_answer_is_part_of_it(tokenizers):
+    row = asked(CONTEXT, "garden,  the")
+    made = encode_questions(tokenized_by(tokenizers["trimmed"], 400), [row], stride=None)
+    spans = made.spans[0]
+    assert (spans[:, 0] == spans[:, 1]).any()  # the first of the two spaces
+    positions = sorted(made.gold[0])
+    assert positions == list(range(positions[0], positions[-1] + 1))

@@ -54,5 +54,5 @@ study = Study(
     "paper",
     runs=(*base.values(), *from_scratch, *robustness, *continued),
     finetune=Finetune(TASKS),
-    papers="gisserot2025",
+    papers=("gisserot2025",),
 )

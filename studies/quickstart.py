@@ -45,5 +45,5 @@ study = Study(
         precision="fp32",  # a laptop's CPU computes bf16 slowly
         documents="judged",
     ),
-    papers="gisserot2025",
+    papers=("gisserot2025",),
 )

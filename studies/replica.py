@@ -89,5 +89,5 @@ study = Study(
         protocol="standard",
         on_the_way=Fewer(("sst2", "squad"), lrs=(2e-4,), seeds=(0, 1)),
     ),
-    papers="gisserot2025",
+    papers=("gisserot2025",),
 )

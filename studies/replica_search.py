@@ -31,4 +31,4 @@ runs = [
     for rows in (64, 128)
     for peak in (5e-4, 1e-3, 2e-3)
 ]
-study = Study("replica-search", tuple(runs), papers="gisserot2025")
+study = Study("replica-search", tuple(runs), papers=("gisserot2025",))

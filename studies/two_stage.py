@@ -14,4 +14,6 @@ mlm = [run(f"mlm{r}-42k", Stage(MLM(r / 100), 42 * k)) for r in (20, 30, 40, 50)
 two = [run(f"clm-{n}k-mlm40-42k", Stage(CLM(), n * k), Stage(MLM(0.4), (42 - n) * k)) for n in (10, 21, 32)]
 cpt = [run(f"clm-dec42k-mlm40-{42 + n}k", Stage(MLM(0.4), n * k), start=clm) for n in (2, 12, 22)]
 
-study = Study("two-stage-610m", runs=(clm, *mlm, *two, *cpt), finetune=Finetune(TASKS), papers="gisserot2025")
+study = Study(
+    "two-stage-610m", runs=(clm, *mlm, *two, *cpt), finetune=Finetune(TASKS), papers=("gisserot2025",)
+)

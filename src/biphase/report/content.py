@@ -27,7 +27,7 @@ READING: tuple[tuple[str, str], ...] = (
         "Scores.",
         "A score is measured on test examples, at the learning rate that was best on validation examples, seed by seed. "
         "So each seed is one repetition of the whole procedure, the choice of the rate included. Everything is in percent; "
-        "differences are in points of percent.",
+        "differences are in percentage points.",
     ),
     (
         "Families.",
@@ -36,34 +36,34 @@ READING: tuple[tuple[str, str], ...] = (
     ),
     (
         "Intervals.",
-        "The interval beside a mean is a 95% t-interval over fine-tuning seeds: would the same model give this again? "
-        "Where a recipe was pretrained with several seeds it covers those too, and says so. With one pretraining seed it "
-        "does not say what pretraining again would give. The interval over examples resamples the test set: would other "
-        "examples give this again? An interval of a score ends at 0 and at 100: where it would reach beyond, its ends stand in "
-        "brackets instead of a ±.",
+        "The interval beside a mean is a 95% t-interval over fine-tuning seeds of the same model. "
+        "If a recipe was pretrained with several seeds, the interval covers those too and says so. With one pretraining seed "
+        "it does not cover the noise of pretraining. The interval over examples resamples the "
+        "test set. Intervals of scores are cut at 0 and 100; a cut interval is shown by its ends in brackets "
+        "instead of ±.",
     ),
     (
         "Comparisons.",
-        "Every comparison is a paired difference: the same fine-tuning seeds on both sides, so that what the seeds share "
-        "falls out. It can be clear although the intervals of the two means overlap.",
+        "Every comparison is a paired difference: the same fine-tuning seeds on both sides, so noise that the "
+        "seeds share cancels. A difference can be significant although the intervals of the two means overlap.",
     ),
     (
         "Verdicts.",
         "Reproduced: every part has the claimed sign and the claim's p-value, corrected by Holm for all claims tested here, "
-        "is at most 0.05. Direction only: the sign is right and noise is not ruled out. Not reproduced: some part goes the "
-        "other way. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Points the other way: "
+        "is at most 0.05. Direction only: the sign is as claimed, but the difference is not significant. Not reproduced: some part is significantly "
+        "in the other direction or has the other sign. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Points the other way: "
         "underpowered by this rule, while the whole 95% interval of some part lies on the other side; the correction for the "
-        "number of claims leaves it open. Not tested: no run can "
-        "speak to it, or too few seeds are complete.",
+        "number of claims leaves it open. Not tested: the study has no "
+        "runs for it, or too few seeds are complete.",
     ),
     (
         "Detectable.",
         "The smallest true effect that a test with this noise and so many seeds finds in 80 of 100 tries, at the corrected "
-        "level; no effect can exceed the 100 points of the scale. An effect below it may be there and not be seen.",
+        "level; no effect can exceed the 100 points of the scale. Smaller effects may exist and not be detected.",
     ),
     (
         "Missing.",
-        "What is not computed, failed or cannot be read is missing. Nothing is filled in; a claim is judged on what is there.",
+        "Results that are not computed, failed or cannot be read are missing. Nothing is imputed; a claim is judged on the results that exist.",
     ),
 )
 OF_CLAIMS = ("Verdicts.", "Detectable.")

@@ -60,7 +60,7 @@ class Lead:
         low, high = (lead.low, lead.high) if lead.mean >= 0 else (-lead.high, -lead.low)
         if not math.isfinite(low):
             return f"{points} ({no_interval(lead.n)})"
-        return f"{points} {interval(low, high)}{'' if low > 0 else '; this study cannot tell it from no difference'}"
+        return f"{points} {interval(low, high)}{'' if low > 0 else '; no significant difference'}"
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
 def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     """The answer, the part of it that names the best recipe, and the leads it rests on."""
     if not evidence.tasks:
-        return "This study fine-tunes nothing, so no recipe is judged; its losses stand below.", "", ()
+        return "This study fine-tunes nothing, so no recipe is judged; its losses are shown below.", "", ()
     group = _comparable([model for model in evidence.models.values() if _known(evidence, model)])
     if not group:
         done, of = evidence.count
@@ -271,7 +271,7 @@ def noise(evidence: Evidence) -> str:
     alone = len(evidence.models) - len(several)
     seeds = len(evidence.seeds)
     if seeds < 2 and not several:
-        return "One seed of everything: no interval can be given."
+        return "One seed only: no intervals."
     if not several:
         return (
             f"Intervals cover {seeds} fine-tuning seeds. There is one pretraining seed: "

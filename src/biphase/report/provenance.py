@@ -75,7 +75,7 @@ class Provenance:
         part = "" if metered == done else f" of {metered:,} of {done:,} training jobs"
         return (
             f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{part}, "
-            "as the GPUs reported it, with all that ran on them meanwhile"
+            "as the GPUs reported it, including everything else that ran on them"
         )
 
 
@@ -190,11 +190,11 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
         ("Fine-tuning seeds", ", ".join(str(seed) for seed in spec.seeds)),
         (
             "Choice of the rate",
-            "for each seed the rate with the best validation score; of equals the lowest. Test scores play no part",
+            "for each seed the rate with the best validation score; ties go to the lowest rate. Test scores are not used",
         ),
         ("Scores that choose", listed(list(metrics)) or "none yet"),
         ("Retrieval among", "judged documents only" if spec.documents == "judged" else "all documents"),
-        ("Warm-up", f"{spec.warmup * 100:g}% of the steps, then down in a line to 0"),
+        ("Warm-up", f"{spec.warmup * 100:g}% of the steps, then linear decay to 0"),
         ("Longest input", f"{spec.length:,} tokens" if spec.length else "99% of the model's context"),
     )
 
@@ -249,7 +249,7 @@ class Missing:
         if self.count:
             parts.append(
                 f"{self.done:,} of {counted(self.of, 'score')}; {self.count:,} missing. "
-                "What is said here rests on the seeds that are complete; nothing is filled in."
+                "The report uses complete seeds only; nothing is imputed."
             )
         if self.untrained:
             parts.append(f"{counted(len(self.untrained), 'result')} not pretrained yet.")
@@ -261,7 +261,7 @@ class Missing:
         if self.bare:
             parts.append(
                 f"{counted(self.bare, 'score')} came without {'its' if self.bare == 1 else 'their'} values by example, "
-                "so nothing is said of other test examples there."
+                "so they have no interval over test examples."
             )
         return " ".join(parts)
 

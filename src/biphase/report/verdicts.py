@@ -178,7 +178,7 @@ def _direction(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
     smaller = all(part.paper is not None and part.estimate.high < part.paper for part in unclear)
     than = ", and an effect as large as the paper's is" if smaller else ""
     p = p_value(p_holm)
-    return f"{text}: the claimed sign, but chance is not ruled out (p = {p} corrected){than}{_clear(known)}"
+    return f"{text}: the claimed sign, but not significant (corrected p = {p}){than}{_clear(known)}"
 
 
 def _underpowered(known: Sequence[ClaimPart]) -> str:
@@ -195,12 +195,14 @@ def _underpowered(known: Sequence[ClaimPart]) -> str:
     worst = max(weak, key=lambda part: part.detectable / (sought(part.paper, part.margin) or 1e-9))
     if math.isinf(worst.detectable):  # the note gives the reason
         return f"{worst.says}, but {worst.note}{_clear(known)}"
-    possible = "no effect that scores can have would be found"
+    possible = "no possible effect would be detected"
     if worst.detectable <= SCALE:
         size = fixed(sought(worst.paper, worst.margin))
         wanted = f"{size} should be found" if worst.paper is None else f"the paper's is {size}"
         beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
-        possible = f"only an effect of {fixed(worst.detectable)} points{beyond} would be found, and {wanted}"
+        possible = (
+            f"only an effect of {fixed(worst.detectable)} points{beyond} would be detected, and {wanted}"
+        )
     return f"{worst.says}, but with the noise of these seeds {possible}{_clear(known)}"
 
 
@@ -437,10 +439,10 @@ def _span(counts: set[int], word: str) -> str:
 def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...]) -> Iterable[str]:
     """Caveats that apply to a claim's tests in this study."""
     if absent := missing_families(study, claim.statement):
-        yield f"The study has no task of {listed(absent)}: this much of the claim is open."
+        yield f"The study has no task of {listed(absent)}: that part of the claim is not tested."
     if study.fewer and any(not model.recipe.final for test in claim.tests for model in test.models):
         rates = counted(len(study.fewer.lrs), "learning rate")
-        yield f"Steps on the way were fine-tuned on {listed(list(study.fewer.tasks))} alone, at {rates}."
+        yield f"Intermediate checkpoints were fine-tuned on {listed(list(study.fewer.tasks))} alone, at {rates}."
     for part in parts:
         if part.supports == "yes" and part.examples and part.examples[0] <= part.margin:
             over_examples = interval(*part.examples, sign=True)
@@ -456,7 +458,7 @@ def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, .
         which = lost[0] if len(lost) == 1 else counted(len(lost), "test")
         yield (
             f"Fine-tunings failed or cannot be read, and their seeds are left out ({which}): where a learning rate "
-            "failed by diverging, the seeds that stay are those that went well."
+            "failed by diverging, the remaining seeds are biased towards better scores."
         )
 
 

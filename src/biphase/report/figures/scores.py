@@ -99,7 +99,7 @@ class Drawn:
         if self.paper:
             sentences.append("Hollow diamonds are the paper's values.")
         if self.lonely:
-            sentences.append(f"Left out, with no two points to join: {listed(list(self.lonely))}.")
+            sentences.append(f"Not drawn, with fewer than two points: {listed(list(self.lonely))}.")
         if self.missing:
             are = "is" if self.missing == 1 else "are"
             sentences.append(
@@ -688,11 +688,11 @@ def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None
     verticals = _one_epoch(evidence, runs) if views and VIEWS[views[0]] == "tokens" else ()
     drawn = replace(drawn, panels=tuple(replace(panel, verticals=verticals) for panel in drawn.panels))
     caption = (
-        "Checkpoints on the way, whose learning rate has not come down; hollow marks are the decayed ends. "
-        "FLOPs are the model's own; seconds compare only where machines were alike and not shared."
+        "Intermediate checkpoints before the learning-rate decay; hollow marks are the decayed ends of runs. "
+        "FLOPs are model FLOPs. Seconds are comparable only between equal machines that ran nothing else."
     )
     if verticals:
-        caption += " Dotted upright, over tokens: the corpus has been read once."
+        caption += " Dotted vertical line: one epoch of the corpus."
     return drawn.figure("efficiency", "What is learnt by when", caption, shown if len(shown) > 1 else ())
 
 

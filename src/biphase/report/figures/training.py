@@ -256,11 +256,11 @@ def _losses_caption(parts: list[CurvePart]) -> str:
     sentences = [
         "Training losses are means of neighbouring steps; each objective has its own scale of loss.",
         "Held-out losses are of the same text and masks for all runs.",
-        "Dotted uprights: another objective, or the decay begins. What runs share is drawn once; colours are objectives in order.",
+        "Dotted vertical lines: the objective changes, or the decay begins. Shared training is drawn once; colours show the sequence of objectives.",
     ]
     switches = len(_switches(parts))
     if switches > VERTICALS:
-        sentences.append(f"Of {switches} such steps the {VERTICALS} commonest are marked.")
+        sentences.append(f"The {VERTICALS} most common of {switches} such steps are marked.")
     sentences += _style_notes(parts)
     incomplete = [points.result for points in _curves(parts) if not points.complete]
     if len(incomplete) > BY_NAME:
@@ -277,12 +277,12 @@ def _losses_caption(parts: list[CurvePart]) -> str:
 
 SETTLED = 0.1  # epochs before which losses fall too fast to set the scale
 CAPTION = (
-    "Training loss minus held-out loss of the objective that a run trains, over how often it has read its corpus. "
-    "Below 0, what the run trains on is easier to it than what it has never seen; where a line falls further with every "
-    "epoch, the run learns by heart. Where it starts says little: one text is harder than another. Masks are new in each epoch "
-    "while causal targets are the same: repetition favours MLM. The training loss is the mean over the last "
+    "Training loss minus held-out loss of the objective that a run trains, over epochs. "
+    "Below 0, the training text is easier for the model than unseen text; a line that falls with every epoch shows "
+    "memorization. The starting value depends on how hard the two texts are. Masks are new in each epoch while causal "
+    "targets are the same, so repetition favours MLM. The training loss is the mean over the last "
     f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
-    "these are fewer. Dotted upright: one epoch. What runs share is drawn once."
+    "these are fewer. Dotted vertical line: one epoch. Shared training is drawn once."
 )
 
 GapPoint = tuple[float, LossGap]  # epochs, and the gap there
@@ -402,8 +402,8 @@ def tree_figure(evidence: Evidence) -> Figure | None:
         label_room=max(len(job.names) for job in jobs if not job.goes_on) + 3,
     )
     caption = (
-        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.job_count, 'training job')}: what begins alike is trained once "
-        f"({plan.steps_to_compute:,} steps instead of {plan.steps_written:,}). Thin: the learning rate comes down. "
+        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.job_count, 'training job')}: equal beginnings are trained once "
+        f"({plan.steps_to_compute:,} steps instead of {plan.steps_written:,}). Thin lines: learning-rate decay. "
         f"Filled marks are computed: {done} of {plan.job_count}."
     )
     return Figure("tree", "What is trained from what", caption, (panel,))
@@ -594,7 +594,7 @@ def costs_figure(evidence: Evidence) -> Figure | None:
 
 def _costs_caption(evidence: Evidence, costs: list[JobCost], totals: list[str], unit: str) -> str:
     sentences = [
-        f"{' and '.join(totals).capitalize()} {unit}; the time of all processes added up; those that share a device count it each."
+        f"{' and '.join(totals).capitalize()} {unit}; summed over processes; processes that share a device are each counted in full."
     ]
     untimed = sum(cost.seconds is None for cost in costs)
     if untimed:

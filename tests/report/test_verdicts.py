@@ -209,7 +209,7 @@ CASES = {  # verdict, parts → facts of the sentence, and what it does not say
     "hopeless": (
         "underpowered",
         [part(**WEAK, detectable=400.0), part(**WEAK)],
-        ["no effect", "of 2 parts none"],
+        ["no possible effect", "of 2 parts none"],
         "400",
     ),
     "one missing": ("reproduced", [CLEAR, MISSING], ["+3.42", "Missing: 1b · SC (13 of 60 done)"], "2 parts"),
@@ -475,7 +475,7 @@ def test_seeds_left_out_because_something_failed_are_a_caveat(plan_of, evidence_
 
     def warned():
         results = judge(evidence, (PAPER,))
-        return [one.id for one in results if any("went well" in caveat for caveat in one.caveats)]
+        return [one.id for one in results if any("biased" in caveat for caveat in one.caveats)]
 
     grid = evidence.grids["mlm", "sst2"]
     for some in (grid.validation, grid.test):

@@ -267,10 +267,19 @@ MUTATIONS = [
     Mutation(
         "resume forgets the optimizer state",
         "training/pretrain.py",
-        'if step > 0 or run.optimizer_state == "keep":',
-        'if step == 0 and run.optimizer_state == "keep":',
+        'keeps = step > 0 or run.optimizer_state == "keep"',
+        'keeps = step == 0 and run.optimizer_state == "keep"',
         "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
         "moments start from zero after a resume",
+    ),
+    Mutation(
+        "live model of another checkpoint is trained",
+        "training/pretrain.py",
+        "unchanged = live is not None and live.key == key and keeps",
+        "unchanged = live is not None and keeps",
+        "training/test_pretrain.py::test_jobs_that_go_on_with_a_live_model_equal_jobs_that_load_it",
+        "a branch begins with the weights of the job before it",
+        subtle=True,
     ),
     Mutation(
         "needed checkpoint is pruned",

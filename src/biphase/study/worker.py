@@ -45,10 +45,11 @@ from biphase.text import counted, duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.options import RuntimeOptions, Sharding
-from biphase.training.pretrain import Pretraining, refuse_unfit
+from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
 
 POLL_SECONDS = 1.0
 SCAN_LIMIT = 500  # largest number of open fine-tunings for which the store is scanned after each one
+KEPT_BYTES = 2**31  # largest pretrained model that stays in memory while others are fine-tuned
 
 
 @dataclass
@@ -92,6 +93,7 @@ class Worker:
         self.planned = len(self.open)
         self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
+        self.live_model: LiveModel | None = None  # of the last training job
 
     def work(self) -> Outcome:
         """Run jobs until none is left for this worker, or a stop is requested."""
@@ -217,6 +219,8 @@ class Worker:
 
     def _run_finetuning(self, training: FineTuning, lost: Callable[[], bool]) -> str:
         """Run one fine-tuning; return the error as one line, or ""."""
+        if self.live_model and self.live_model.bytes > KEPT_BYTES:
+            self.live_model = None
         if self.tuner is None:
             spec = self.plan.study.finetune
             self._warn_of(spec.precision if spec else "", "Finetune(…)")
@@ -294,6 +298,7 @@ class Worker:
         self._warn_of(job.run.precision, f"Pretrain({job.run.name!r}, …)")
         self._say_once(self.options.slower_path if self.ranks.device.type == "cuda" else "")
         began = time.monotonic()
+        live, self.live_model = self.live_model, None
         try:
             if not self.store.has(self.store.shards / self.identities.data(job.run)):
                 refuse_unfit(job.run, self.ranks.device)  # fail before hours of tokenizing
@@ -310,7 +315,9 @@ class Worker:
                 flops_per_token=_flops_per_token(job),
                 options=options,
                 title=title,
+                live=live,
             )
+            del live  # so that a model that does not fit is freed before the next one is built
             pretraining.load()
             self._say_once(pretraining.model.note)
             trained = pretraining.progress.seconds
@@ -337,6 +344,7 @@ class Worker:
             self._failed(job.key, title, error)
             return
         if finished:
+            self.live_model = pretraining.live_model()
             self.outcome.computed += 1
             if self.ranks.first:
                 ledger.forget_failure(self.plan, self.store, job.key)

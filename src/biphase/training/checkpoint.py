@@ -231,6 +231,7 @@ class Saver:
         self.store, self.ranks, self.model, self.placed = store, ranks, model, placed
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
         self.unpublished: _Unpublished | None = None
+        self.published = ""  # the key of the last checkpoint that this process published itself
         self.attempt = f"checkpoint-{job}"
 
     def remove_leftovers(self) -> None:
@@ -334,7 +335,8 @@ class Saver:
                     path.unlink()
                     del entries[path.name]
             _refuse_part(now.folder, entries)
-            publish(now.folder, self.store.checkpoints / now.record.key, entries)
+            if publish(now.folder, self.store.checkpoints / now.record.key, entries):
+                self.published = now.record.key
         finally:
             shutil.rmtree(now.folder, ignore_errors=True)
         now.then()

@@ -259,10 +259,11 @@ def test_too_many_nonfinite_steps_in_a_row_fail(tiny_run, train, store, monkeypa
     assert not store.checkpoints.exists()
 
 
-def test_a_damaged_checkpoint_is_refused_not_used(tiny_run, train, store):
+@pytest.mark.parametrize("kind", ["model", "optimizer"])
+def test_a_damaged_checkpoint_is_refused_not_used(tiny_run, train, store, kind):
     run = tiny_run()
     train(run, 5, store)
-    path = store.checkpoints / checkpoint_key(run, 5, identities(store)) / "model.safetensors"
+    path = store.checkpoints / checkpoint_key(run, 5, identities(store)) / f"{kind}.safetensors"
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)

@@ -73,7 +73,7 @@ class Progress:
 def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
     """Load a checkpoint's weights into `model`, which must not be sharded, and return its progress."""
     folder = store.checkpoints / key
-    verify(folder)
+    verify(folder, only="model")
     tensors: dict[str, Tensor] = dict(model.model.state_dict())
     try:
         with Tensors(folder, "model") as saved, torch.no_grad():
@@ -96,6 +96,7 @@ def load_optimizer_state(
 ) -> None:
     """Load a checkpoint's optimizer state into `optimizer`, whose parameters are the given rows of the model's."""
     folder = store.checkpoints / key
+    verify(folder, only="optimizer")
     try:
         with Tensors(folder, "optimizer") as saved:
 

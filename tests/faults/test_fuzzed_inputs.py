@@ -131,9 +131,7 @@ def of_words(written, word):
     only_our_refusals(lambda: corpus_named(str(folder / "text"), tokenizer=word))
     only_our_refusals(lambda: load(word))
     with contextlib.suppress(BiphaseError):
-        named = tasks_named(
-            word or "?", data=None, family="", text="", label="", labels="", test=None, trained_on="", steps=0
-        )
+        named = tasks_named(word or "?")
         only_our_refusals(lambda: finetuning(named, word, word, "standard", "", "", 0))
     only_our_refusals(lambda: finetuning(plan.study.finetune.tasks, word, word, word, word, word, 0))
 

@@ -30,7 +30,7 @@ from biphase import (
 from biphase.errors import SpecError, StoreError
 from biphase.records import encode
 from biphase.store import Store, with_checksum
-from biphase.study.load import PINS, commit_of, corpus_named, load, pinned, run_named, tokenizer_named
+from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, tokenizer_named
 from biphase.study.plan import identities
 
 # ---------------------------------------------------------------- study files
@@ -72,15 +72,9 @@ def test_a_plan_is_read_and_not_run(tmp_path):
 
 
 WRONG = {
-    "a wrong field": ("from biphase import *\n\nx = MLM(ration=0.4)\n", 3, "'ration'"),
     "a wrong value in a function": (
-        "from biphase import *\ndef make(r):\n    return MLM(r)\n\nmake(0.4)\nmake(40.0)\n",
-        3,
-        "mean 0.4?",
+        "from biphase import *\ndef make(r):\n    return MLM(r)\n\nmake(0.4)\nmake(40.0)\n", 3, "mean 0.4?",
     ),
-    "an exception": ("a = 1\nb = [][a]\n", 2, "IndexError"),
-    "a wrong name": ("study = Studdy()\n", 1, "'Studdy'"),
-    "a missing preset": ("from biphase import SIZES\nSIZES['600m']\n", 2, "'600m'"),
     "a missing module": ("import no_such_module\n", 1, "'no_such_module'"),
     "no message": ("raise ValueError\n", 1, "ValueError"),
     "many lines": ("raise ValueError('one\\ntwo')\n", 1, "one two"),
@@ -89,11 +83,9 @@ WRONG = {
     "a late syntax error": ("x = 1\nreturn x\n", 2, "SyntaxError"),
     "a null byte": ("x = '\0'\n", 1, "null bytes"),
     "an error elsewhere": (
-        "import json\n\ndef read():\n    return json.loads('{')\n\nread()\n",
-        4,
-        "JSONDecodeError",
+        "import json\n\ndef read():\n    return json.loads('{')\n\nread()\n", 4, "JSONDecodeError",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", WRONG)
@@ -108,7 +100,6 @@ def test_an_error_in_the_file_names_the_line(tmp_path, case):
 @pytest.mark.parametrize(
     ("name", "content", "fact"),
     [
-        ("mine.py", b"x = 1\n", "`study`"),
         ("mine.py", b"study = []\n", "list, not"),
         ("mine.py", b"\xff\xfe\x00", "cannot be"),
         ("study.yaml", b"x", ".py"),
@@ -131,10 +122,8 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("typed", "meant"),
     [
-        ("studies/two_stag.py", "studies/two_stage.py"),
         ("studies/two_stage", "studies/two_stage.py"),
         ("two_stage.py", "studies/two_stage.py"),
-        ("paper", "studies/paper.py"),
         ("study/papr.py", "studies/paper.py"),
     ],
 )
@@ -144,21 +133,22 @@ def test_the_file_that_was_meant_is_proposed(project, typed, meant):
 
 def test_a_folder_or_no_study_at_all_is_refused_with_what_there_is(project, tmp_path_factory, monkeypatch):
     assert "studies/quantum.py; there is studies/" in refusal("studies/quantum.py")
-    assert refusal(project / "studies").endswith(".py"), "a study file in that folder"
+    said = refusal(project / "studies")
+    assert "is a folder" in said
+    assert said.endswith(".py"), "a study file in that folder"
     monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
     assert all(fact in refusal("mine.py") for fact in ("mine.py", "studies/"))
-    assert "is a folder" in refusal(".")
 
 
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{", "is not JSON"),
-        ("[]", 'has no "study"'),
-        ('{"jobs": []}', 'has no "study"'),
+        ("{", "biphase run"),
+        ("[]", "biphase run"),
+        ('{"jobs": []}', "NoneType, not a Study; make it again"),
         ('{"study": {"kind": "Studdy"}}', "there is no record 'Studdy'; did you mean 'Study'"),
         ('{"study": {"kind": ["Study"]}}', "there is no record"),
-        ('{"study": {"kind": "CLM"}}', "is no Study"),
+        ('{"study": {"kind": "CLM"}}', "CLM, not a Study"),
         ('{"study": {"kind": "Study", "name": "s", "runs": []}}', "has no runs"),
     ],
 )
@@ -241,9 +231,6 @@ def test_pickled_weights_are_refused_with_how_to_make_others(tmp_path):
 # ---------------------------------------------------------------- models
 
 
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
-
-
 @pytest.fixture
 def bare(tmp_path):
     return Store(tmp_path / "store")
@@ -274,20 +261,17 @@ def test_of_a_gguf_the_file_must_be_there_and_no_configuration(bare, tmp_path):
 
 
 def test_a_name_alone_means_the_commit_that_the_store_knows(bare):
-    bare.root.mkdir()
-    (bare.root / PINS).write_text(json.dumps({"org/some.model": COMMIT}))
+    write_pins(bare, {"org/some.model": OTHER})
     made = run_named("org/some.model", bare, gguf="q.gguf")
-    assert made.start == Hub("org/some.model", revision=COMMIT, gguf="q.gguf")
+    assert made.start == Hub("org/some.model", revision=OTHER, gguf="q.gguf")
     assert made.name == "some.model"
     said = run_named(f"org/some.model@{'a' * 40}", bare)
     assert said.start == Hub("org/some.model", revision="a" * 40), "what is said counts"
 
 
 def test_how_a_hub_model_is_read_is_not_for_a_checkpoint(plan, finished):
-    whole = plan.results["clm"]
-    assert run_named(whole[:8], finished).name == "clm"
     for how in ({"gguf": "a.gguf"}, {"windows": "full"}):
-        refused("--gguf.*--windows", whole[:8], finished, **how)
+        refused("--gguf.*--windows", plan.results["clm"][:8], finished, **how)
 
 
 @pytest.mark.parametrize("model", ["abc12", "a/b/c", "hf://a/b@1", "nowhere"])
@@ -402,12 +386,11 @@ def commit_refusal(source: str, store: Store, kind: type[Exception] = SpecError)
     return str(caught.value)
 
 
-@pytest.mark.parametrize("in_cache", [None, "", "main", "1234567", "../" * 14, "1" * 41, b"\xff\xfe"])
+@pytest.mark.parametrize("in_cache", [None, b"", b"main", b"1" * 41, b"\xff\xfe"])
 def test_what_is_not_known_offline_is_refused_with_what_to_type(in_cache, bare, cache):
     if in_cache is not None:
         fill_cache(cache, {"some/model": ""})
-        text = in_cache if isinstance(in_cache, bytes) else in_cache.encode()
-        (cache / "models--some--model" / "refs" / "main").write_bytes(text)
+        (cache / "models--some--model" / "refs" / "main").write_bytes(in_cache)
     said = commit_refusal("some/model", bare)
     facts = ("some/model@<commit>", "Hub('some/model', revision='<commit>')", "local folder")
     assert all(fact in said for fact in facts)

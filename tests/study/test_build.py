@@ -465,14 +465,10 @@ def test_a_long_context_is_not_used_whole_unless_asked_for(adapted, folder):
     ("wishes", "field", "value"),
     [
         ({"objective": "mntp", "ratio": 0.2}, "stages", (Stage(MNTP(0.2), 100),)),
-        ({"rope_base": 5e4}, "stages", (Stage(MLM(0.4), 100, rope_base=5e4),)),
         ({"lr": 1e-3, "warmup": 0.1, "decay": 0.5}, "schedule", WSD(1e-3, 10, 50)),
         ({"lora": 4}, "adapter", LoRA(rank=4, alpha=8)),
         ({"lora": 4}, "schedule", WSD(1e-3, 5, 20)),
-        ({"freeze_embeddings": True}, "freeze", "embeddings"),
-        ({"layer_decay": 0.9}, "optimizer", AdamW(layer_decay=0.9)),
         ({"length": 32, "batch_rows": 3}, "batch_tokens", 96),
-        ({"precision": "bf16"}, "precision", "bf16"),
         ({"seed": 3}, "seed", 3),
         ({"heldout_tokens": 2_000}, "heldout_tokens", 2_000),
         ({"steps": 3, "heldout_tokens": 512}, "heldout_every", 1),
@@ -496,12 +492,6 @@ def test_held_out_losses_cost_little_beside_a_short_run(adapted, steps, rows, ev
     assert (run.heldout_every, run.heldout_tokens) == (every, tokens)
     said = adapted(steps=steps, batch_rows=rows, heldout_tokens=4_096).runs[0]
     assert (said.heldout_every, said.heldout_tokens) == (max(1, steps // 5), 4_096), "what is said holds"
-
-
-def test_another_wish_is_another_study_and_the_same_is_the_same(adapted):
-    names = [adapted().name, adapted().name, adapted(seed=1).name, adapted(windows="full").name]
-    assert len(set(names)) == 3
-    assert names[0] == names[1]
 
 
 def test_places_are_said_so_that_they_can_be_read_from_elsewhere(adapted, corpus, monkeypatch):
@@ -528,18 +518,6 @@ def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_o
     assert on(length=24).runs[0].packing == Chunks(24)
     with pytest.raises(SpecError, match=r"--text, --heldout.*--tokens.*--corpus"):
         on(tokens=5)
-
-
-@pytest.mark.parametrize(
-    ("fact", "wishes"),
-    [
-        ("--corpus", {"corpus": ""}),
-        ("--objective clm", {"objective": "clm"}),
-        ("masking ratio", {"ratio": 1.5}),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(fact, wishes, adapted):
-    refused(fact, lambda: adapted(**wishes))
 
 
 def test_what_was_understood_is_said_before_training_and_stands_in_the_report(

@@ -49,7 +49,7 @@ def written(folder, text, name="mine.py"):
 
 def test_a_study_file_gives_its_study_and_its_question(tmp_path):
     loaded = load(str(written(tmp_path, GOOD)))
-    assert (loaded.study, loaded.question, loaded.path) == (STUDY, "Does it work?", tmp_path / "mine.py")
+    assert (loaded.study, loaded.question) == (STUDY, "Does it work?")
 
 
 def test_a_plan_is_read_and_not_run(tmp_path):

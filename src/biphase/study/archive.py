@@ -563,16 +563,11 @@ def _need(condition: Any, why: str) -> None:
         raise StoreError(why)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """An archive that passed `check`, with the plan computed from its study."""
+def check(path: Path) -> tuple[Archive, Plan]:
+    """Read and validate a whole archive without writing anything; return it with the plan computed from its study.
 
-    archive: Archive
-    plan: Plan
-
-
-def check(path: Path) -> Checked:
-    """Read and validate a whole archive without writing anything; raise a `StoreError` if it is not valid."""
+    Raises a `StoreError` if it is not valid.
+    """
     archive = Archive.open(path)
     validator = Validator(archive.study)
     for folder, files in archive.contents():
@@ -582,7 +577,7 @@ def check(path: Path) -> Checked:
             else:
                 validator.loose(*files.popitem())
     with _refusing(path, "what is in it"):
-        return Checked(archive, validator.finish())
+        return archive, validator.finish()
 
 
 @contextlib.contextmanager
@@ -616,12 +611,12 @@ class Merged:
     kept: list[str] = field(default_factory=list)  # what the store has with other content and keeps
 
 
-def merge(checked: Checked, store: Store) -> Merged:
+def merge(checked: tuple[Archive, Plan], store: Store) -> Merged:
     """Publish what the store does not have yet.
 
     The plan that is written is the one that `check` computed, not the archive's own file.
     """
-    archive, plan = checked.archive, checked.plan
+    archive, plan = checked
     merged = Merged(archive.study, store.studies / archive.study / PLAN)
     if not merged.plan.is_file():
         merged.plan.parent.mkdir(parents=True, exist_ok=True)

@@ -50,6 +50,7 @@ LABELS = (
 IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
+FORMATS = f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(task_files.COLUMNS[:5])}"
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,7 @@ class OwnData:
     """What the command-line options say about the user's own data; empty fields are inferred from the data."""
 
     family: str = ""
-    text: str = (
-        ""  # SC: template or column; TC: column of tokens; QA: text before the context; IR: document template
-    )
+    text: str = ""  # SC, IR: template or column; TC: column of tokens; QA: text before the context
     label: str = ""  # column of labels, tags or answers
     labels: str = ""  # label names in the order of their numbers, separated by commas
     test: Path | None = None
@@ -277,7 +276,7 @@ def _own_splits(path: Path, home: Path, own: OwnData, *, borrowed: bool) -> Spli
     test = _test(own.test) if own.test else ""
     if path.is_file():
         if not kind_of(path.name)[0]:
-            raise SpecError(f"{path} is no table; give {_formats()}")
+            raise SpecError(f"{path} is no table; give {FORMATS}")
         train, validation, test = ("", "", test or path.name) if borrowed else (path.name, "", test)
     else:
         train, test = "" if borrowed else _part(home, TRAIN), test or _part(home, TEST)
@@ -335,7 +334,7 @@ def _no_parts(path: Path, home: Path, train: str, test: str) -> str:
     ]
     has = f", but {_names(others)}" if others else ""
     return (
-        f"{path}: there are no files {missing}{has}; put files to train on and to be scored by there ({_formats()}), "
+        f"{path}: there are no files {missing}{has}; put files to train on and to be scored by there ({FORMATS}), "
         f"name them: --tasks {home}/FILE --test {home}/FILE, or score another task's model: --trained-on TASK"
     )
 
@@ -344,16 +343,15 @@ def _names(files: Sequence[Path]) -> str:
     return " and ".join(path.name for path in files[:3])
 
 
-def _formats() -> str:
-    return f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(task_files.COLUMNS[:5])}"
+def _cells(whose: str, files: Sequence[Path], column: str) -> Iterator[Any]:
+    return (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
 
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
-    column = form.target
-    if not set(column.split("|")) & set(column_names(whose, files[0])):
+    if not set(form.target.split("|")) & set(column_names(whose, files[0])):
         return True
-    cells = (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
+    cells = _cells(whose, files, form.target)
     values = (value for cell in cells for value in (cell if isinstance(cell, list) else (cell,)))
     return not isinstance(form, Answer) and all(value in (-1, "-1", None, "") for value in values)
 
@@ -517,7 +515,7 @@ def _iob_labels(data: Folder, tags: str, values: Iterable[Any]) -> tuple[str, ..
 def _answer(data: Folder, own: OwnData) -> Answer:
     answers = own.label or ANSWERS
     files = [path for paths in data.files.values() for path in paths]
-    cells = (cell for rows in read(data.whose, files, (answers,)) for cell in rows.columns[answers])
+    cells = _cells(data.whose, files, answers)
     texts = (cell.get("text") if isinstance(cell, dict) else cell for cell in cells)
     unanswerable = any(not any(text) if isinstance(text, list) else not text for text in texts)
     form = Answer(answers=answers, unanswerable=unanswerable)

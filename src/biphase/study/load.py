@@ -53,7 +53,6 @@ ANSWER_SECONDS = 10.0
 class LoadedStudy:
     study: Study
     question: str
-    path: Path
 
 
 def load(path: Path | str) -> LoadedStudy:
@@ -68,7 +67,7 @@ def load(path: Path | str) -> LoadedStudy:
         plan = path.suffix == ".json"
         remedy = "make it again: biphase run STUDY.py" if plan else "type study = Study('name', runs=(…))"
         raise SpecError(f"{path}: its `study` is {type(study).__name__}, not a Study; {remedy}")
-    return LoadedStudy(study, question, path)
+    return LoadedStudy(study, question)
 
 
 def _from_file(path: Path) -> tuple[object, str]:

@@ -391,7 +391,7 @@ def test_labels_of_a_csv_that_are_none_are_refused(tmp_path):
         ("O", "train.jsonl:2.*list.*'tags"),
         ([1.5], "are numbers;.*--labels O,B-PER"),
         (["1"], "are numbers"),
-        (["O"], "'tags'.*O only"),
+        (["O"], "'tags'.*--label COLUMN"),
         (["PER"], "'tags'.*PER.*IOB2"),
     ],
 )
@@ -409,7 +409,7 @@ def test_words_and_tags_are_token_classification(tmp_path):
     numbered = lay(tmp_path / "numbers", train=TAGGED, test=TAGGED)
     assert rows_of(one(numbered, labels="O,B-PER,I-PER")).test[0].tags == (1, 2)
     refused("--labels.*IOB2", numbered, labels="O,PER")
-    refused("--labels lacks O", numbered, labels="B-PER,I-PER")
+    refused("--labels.*O.*--label COLUMN", numbered, labels="B-PER,I-PER")
 
 
 def test_questions_and_contexts_are_question_answering(tmp_path):

@@ -489,15 +489,10 @@ def _tag(data: Folder, own: OwnData) -> Tag:
     if not labels:
         values = values_of(whose, data.source, tags, lists=True)
         labels = named(whose, data.source, data.root, column, values) or _iob_labels(data, tags, values)
-    strange = [label for label in labels if label != "O" and label[:2] not in ("B-", "I-")]
-    if strange or len(labels) < 2 or "O" not in labels:
-        fault = "lacks O" if len(labels) > 1 else "holds O only"
-        fault = f"holds {', '.join(strange[:8])}" if strange else fault
-        raise SpecError(
-            f"{whose}: {source} {fault}; write tags in IOB2 (O, B-PER, I-PER, …), "
-            "or name another column: --label COLUMN"
-        )
-    return Tag(labels, words=own.text or WORDS, tags=tags)
+    try:
+        return Tag(labels, words=own.text or WORDS, tags=tags)
+    except SpecError as wrong:
+        raise SpecError(f"{whose}: {source}: {wrong}; or name another column: --label COLUMN") from None
 
 
 def _iob_labels(data: Folder, tags: str, values: Iterable[Any]) -> tuple[str, ...]:

@@ -22,11 +22,10 @@ def check_at_least(made: Any, **least: int) -> None:
 
 def check_name(where: str, name: str) -> None:
     """Raise SpecError unless `name` can be the name of a folder."""
-    if not name or PurePath(name).name != name or name in (".", ".."):
-        raise SpecError(f"{where}: a name is one word without slashes, not {name!r}")
-    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+    word = name and PurePath(name).name == name and name != ".."
+    if not word or not name.isprintable() or len(name.encode()) > LONGEST_NAME:
         raise SpecError(
-            f"{where}: a name has at most {LONGEST_NAME} bytes, all of which can be printed, not {name[:40]!r}"
+            f"{where}: a name is one word without slashes, of at most {LONGEST_NAME} printable bytes, not {name[:40]!r}"
         )
 
 

@@ -243,18 +243,14 @@ class Archive:
         """
         reader = _Reader(self.path)
         reader.member(LEDGER, None)
-        for folder, entries in groupby(self.entries, lambda entry: entry.folder):
-            files: dict[str, bytes] = {}
-            for entry in entries:
-                content = reader.member(entry.name, entry.bytes)
+        for _, group in groupby(self.entries, lambda entry: entry.folder or entry.name):
+            folder, files = "", {}
+            for entry in group:
+                folder, content = entry.folder, reader.member(entry.name, entry.bytes)
                 if sha256(content).hexdigest() != entry.sha256:
                     raise _refusal(self.path, f"{entry.name} is not what was packed")
-                if folder:
-                    files[entry.name.rpartition("/")[2]] = content
-                else:
-                    yield "", {entry.name: content}
-            if folder:
-                yield folder, files
+                files[entry.name.removeprefix(f"{folder}/")] = content
+            yield folder, files
         reader.end()
 
 

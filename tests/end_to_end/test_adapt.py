@@ -19,7 +19,7 @@ from biphase import CATALOG, CLM, MLM, MNTP, Finetune, Hub, LoRA, Pretrained, St
 from biphase.data.shards import Shards
 from biphase.records import decode
 from biphase.store import Store, read_json
-from biphase.study.build import AdaptOptions, CorpusOptions, adaptation
+from biphase.study.build import AdaptOptions, adaptation
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.text import si
 from biphase.training.pretrain import model_of_checkpoint
@@ -251,11 +251,9 @@ def test_the_models_before_and_after_are_fine_tuned(llama, corpus, home, verb):
     small = replace(CATALOG["sources-mini"], steps=2, batch=4)
     small = replace(small, splits=replace(small.splits, rows=(16, 8, 8)))
     grid = Finetune((small,), lrs=(1e-3,), seeds=(0,), protocol="standard", precision="fp32")
-    options = AdaptOptions(steps=2, length=32, batch_rows=8, heldout_tokens=512)
-    study = adaptation(
-        str(llama), CorpusOptions(corpus.source, heldout=corpus.heldout), options, home,
-        gguf="", windows="symmetric", finetune=grid,
-    )  # fmt: skip
+    text = {"corpus": corpus.source, "heldout": corpus.heldout}
+    options = AdaptOptions(steps=2, length=32, batch_rows=8, heldout_tokens=512, **text)
+    study = adaptation(str(llama), options, home, grid)
     plan = make_plan(study, identities(home))
     save_plan(plan, home)
     code, out, err = verb("run", home.studies / study.name / "plan.json", "--store", home.root, "--quiet")

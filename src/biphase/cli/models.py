@@ -86,7 +86,7 @@ def adapt(
     """Turn a decoder into an encoder by continued masked pretraining, as a study of one run."""
     from biphase.cluster import launch
     from biphase.store import Store
-    from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, before_after, finetuning
+    from biphase.study.build import AdaptOptions, adaptation, before_after, finetuning
     from biphase.study.datasets import tasks_named
     from biphase.study.plan import PLAN, identities, make_plan
 
@@ -94,13 +94,13 @@ def adapt(
     options = AdaptOptions(
         steps=steps, objective=objective, ratio=ratio, lr=lr, length=length, batch_rows=batch, warmup=warmup,
         decay=decay, lora=lora, freeze_embeddings=freeze_embeddings, layer_decay=layer_decay, rope_base=rope_base,
-        precision=precision, seed=seed, heldout_tokens=heldout_tokens,
+        precision=precision, seed=seed, heldout_tokens=heldout_tokens, corpus=corpus, text=text, heldout=heldout,
+        tokens=tokens, gguf=gguf, windows=windows,
     )  # fmt: skip
     chosen = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
     grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0) if chosen else None
-    source = CorpusOptions(corpus, text, heldout, tokens)
     store = Store.open(store_folder)
-    study = adaptation(model, source, options, store, gguf=gguf, windows=windows, finetune=grid)
+    study = adaptation(model, options, store, grid)
     known = identities(store)
     plan = make_plan(study, known)
 
@@ -176,15 +176,13 @@ def evaluate(
     from biphase.cluster import launch
     from biphase.store import Store
     from biphase.study.build import evaluation, finetuning
-    from biphase.study.datasets import tasks_named
+    from biphase.study.datasets import OwnData, tasks_named
     from biphase.study.load import run_named
     from biphase.study.plan import PLAN, identities, make_plan
 
     limit = launch.seconds(for_time) if for_time else None
-    chosen = tasks_named(
-        tasks, data=data, family=family, text=text, label=label, labels=labels, test=test, trained_on=trained_on,
-        query=query, lrs=lrs, seeds=seeds, steps=steps, zero_shot=zero_shot,
-    )  # fmt: skip
+    own = OwnData(family, text, label, labels, test, trained_on, query, zero_shot)
+    chosen = tasks_named(tasks, own, data=data, steps=steps, lrs=lrs, seeds=seeds)
     default = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
     precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
     grid = finetuning(chosen, lrs or default[0], seeds or default[1], protocol, precision, documents, length)
@@ -212,7 +210,7 @@ def _describe_datasets(grid: Finetune, *, as_json: bool) -> None:
     from biphase.study.datasets import describe
     from biphase.text import counted
 
-    datasets = describe(grid.tasks, download=True)
+    datasets = [describe(task, download=True) for task in grid.tasks]
     trained = sum(task.is_trained for task in grid.tasks) * len(grid.lrs) * len(grid.seeds)
     count = counted(trained, "fine-tuning") if trained else counted(len(datasets), "score")
     lines = [line for dataset in datasets for line in dataset.lines()]

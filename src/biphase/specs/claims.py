@@ -33,10 +33,8 @@ class Claim:
     metric: str = ""  # empty: the metric that selects the learning rate
 
     def settle(self) -> None:
-        if isinstance(self.says, str):  # one line, since it is shown in table rows
-            object.__setattr__(self, "says", " ".join(self.says.split()))
-        if isinstance(self.on, str):
-            object.__setattr__(self, "on", (self.on,))
+        # One line, since it is shown in table rows.
+        object.__setattr__(self, "says", " ".join(self.says.split()))
 
     def check(self) -> None:
         where = f"Claim {self.name!r}"

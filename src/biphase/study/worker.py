@@ -489,7 +489,7 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
         if not store.knows(store.trials / trial.key)
         for task in (training.task, trial.task)
     }
-    descriptions = describe(tasks.values(), download=download)
+    descriptions = [describe(task, download=download) for task in tasks.values()]
     for task in tasks.values():
         if not on_hub(task):
             refuse_changed(task, plan.tasks[task.name], store)

@@ -63,9 +63,10 @@ def plan(
     from biphase.papers import papers_of
     from biphase.report import verdicts
     from biphase.report.evidence import gather
-    from biphase.study.describe import bill, plan_json, render
+    from biphase.study.describe import plan_json, render
     from biphase.study.ledger import count, settled
-    from biphase.study.prices import ManyGpus, gpus_at_hand
+    from biphase.study.many_gpus import ManyGpus, gpus_at_hand
+    from biphase.study.prices import bill
 
     plan, store, _ = planned(study_file, store_folder, verify=verify)
     tuned = count(plan, store)

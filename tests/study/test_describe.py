@@ -159,15 +159,15 @@ def test_what_is_not_known_is_said_and_not_summed():
     ("fields", "words"),
     [
         ({"optimizer": AdamW(clip=0.5)}, ("clip 1", "clip 0.5")),
-        ({"corpus": replace(CORPUS, source="./others")}, ("from ./texts", "from ./others")),
-        ({"corpus": replace(CORPUS, tokens=5_000_000)}, ("all tokens", "5M tokens at most")),
-        ({"corpus": replace(CORPUS, bos=True)}, ("no bos", "bos")),
-        ({"corpus": replace(CORPUS, tokenizer=BPE(2_000))}, ("BPE vocab 1000", "BPE vocab 2000")),
+        ({"corpus": replace(CORPUS, source="./others")}, ("source ./texts", "source ./others")),
+        ({"corpus": replace(CORPUS, tokens=5_000_000)}, ("tokens 0", "tokens 5000000")),
+        ({"corpus": replace(CORPUS, bos=True)}, ("bos False", "bos True")),
+        ({"corpus": replace(CORPUS, tokenizer=BPE(2_000))}, ("vocab 1000", "vocab 2000")),
         ({"start": replace(SIZES["1m"], layers=5)}, ("layers 4", "layers 5")),
-        ({"packing": Rows(64, document_mask=True)}, ("documents together", "documents apart")),
-        ({"packing": Chunks(64)}, ("rows of 64", "chunks of 64, shortest 12")),
+        ({"packing": Rows(64, document_mask=True)}, ("document_mask False", "document_mask True")),
+        ({"packing": Chunks(64)}, ("packing Rows, document_mask False", "packing Chunks, shortest 12")),
         ({"schedule": WSD(warmup=100, decay=2_000)}, ("warmup 0", "warmup 100")),
-        ({"precision": "bf16"}, ("fp32", "bf16")),
+        ({"precision": "bf16"}, ("precision fp32", "precision bf16")),
     ],
 )
 def test_whatever_tells_two_roots_apart_is_in_their_titles(fields, words):

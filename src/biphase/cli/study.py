@@ -202,13 +202,12 @@ def compute(
     verb adds. `work`: further arguments of `run_plan`.
     """
     from biphase.study.describe import closing, status_json
-    from biphase.study.ledger import survey_trials
     from biphase.study.worker import run_plan
 
     def summarize(outcome: Outcome) -> None:
         text = closing(
             plan, store, outcome.failed, stopped=outcome.stopped, command=command, study=study,
-            tuned=survey_trials(plan, store), unsaved=outcome.unsaved,
+            unsaved=outcome.unsaved,
         )  # fmt: skip
         give(as_json, lambda: more_json() | status_json(plan, store), lambda: "\n".join([text, *more()]))
 

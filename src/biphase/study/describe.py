@@ -8,7 +8,7 @@ what is done and what to type next. `opening` and `closing` are the first and la
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,7 +19,7 @@ from biphase.leases import Leases
 from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import corpus_of
 from biphase.protocol import KEY_DIGITS
-from biphase.specs import Chunks, Pretrain
+from biphase.specs import Pretrain
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import Costs, costs
@@ -319,44 +319,32 @@ def _title(run: Pretrain, *, trained: bool) -> str:
 
 
 def _details(run: Pretrain) -> dict[str, str]:
-    """Return everything that a root's key depends on, as text by field."""
+    """Return everything that a root's key depends on, as "name value" by the path of the field."""
     if not run.corpus:  # an existing model, not trained here
         return _fields(run.start)
-    corpus, packing = corpus_of(run), run.packing
-    tokenizer = corpus.tokenizer
-    details = {
-        **{f"start {name}": text for name, text in _fields(run.start, but=("name", "precision")).items()},
-        "source": f"from {corpus.source}",
-        "heldout": f"heldout {corpus.heldout}" if corpus.heldout else "1 in 1,000 held out",
-        "text": f"text {corpus.text}",
-        "tokens": f"{short(corpus.tokens)} tokens at most" if corpus.tokens else "all tokens",
-        "bos": "bos" if corpus.bos else "no bos",
-        "tokenizer": f"{type(tokenizer).__name__} {', '.join(_fields(tokenizer).values())}",
-        "seed": f"seed {run.seed}",
-        "lr": f"lr {run.schedule.peak:g}",
-        "warmup": f"warmup {run.schedule.warmup:,}",
-        "batch": f"batch {run.batch_tokens:,}",
-        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
-        "shortest": f"shortest {getattr(packing, 'shortest', 0)}",
-        "apart": "documents apart" if getattr(packing, "document_mask", False) else "documents together",
-        "precision": run.precision,
-        "adapter": f"LoRA of rank {run.adapter.rank}" if run.adapter else "all weights",
-        "freeze": f"{run.freeze} frozen",
-        **_fields(run.optimizer),
-    }
-    if not isinstance(packing, Chunks):
-        del details["shortest"]
-    return details
+    rate = {"lr": f"lr {run.schedule.peak:g}", "warmup": f"warmup {run.schedule.warmup:,}"}
+    others = [
+        _fields(getattr(run, name), name)
+        for name in ("seed", "packing", "precision", "adapter", "freeze", "optimizer")
+    ]
+    return (
+        _fields(run.start, "start", but=("name", "precision"))
+        | _fields(corpus_of(run), "corpus", but=("name",))
+        | rate
+        | {"batch": f"batch {run.batch_tokens:,}"}
+        | {path: text for some in others for path, text in some.items()}
+    )
 
 
-def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
-    """Return the fields of a record as "name value" by name."""
-
-    def value(of: Any) -> str:
-        return f"{of:g}" if isinstance(of, float) else str(of)
-
-    names = [each.name for each in fields(record) if each.name not in but]
-    return {name: f"{name} {value(getattr(record, name))}" for name in names}
+def _fields(value: Any, path: str = "", but: Collection[str] = ()) -> dict[str, str]:
+    """Return the fields of a record, also of records inside it, as "name value" by their path."""
+    if not is_dataclass(value):
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        return {path: f"{path.split('/')[-1]} {shown}"}
+    named = [(each.name, getattr(value, each.name)) for each in fields(value) if each.name not in but]
+    inner = [_fields(item, f"{path}/{name}".strip("/")) for name, item in named]
+    kind = {path: f"{path.split('/')[-1]} {type(value).__name__}"} if path else {}
+    return kind | {path: text for some in inner for path, text in some.items()}
 
 
 # ---------------------------------------------------------------- runs and status
@@ -386,15 +374,13 @@ def closing(
     stopped: bool,
     command: str,
     study: str,
-    tuned: ledger.TrialSurvey | None = None,
     unsaved: float = 0.0,
 ) -> str:
     """Return the last lines of a run: results, and how to continue.
 
-    Results that cannot be read are added to `failed`. `tuned`: the survey of fine-tunings, if already made. `unsaved`:
-    seconds of fine-tuning that a stop has lost.
+    Results that cannot be read are added to `failed`. `unsaved`: seconds of fine-tuning that a stop has lost.
     """
-    tuned = tuned or ledger.survey_trials(plan, store)
+    tuned = ledger.survey_trials(plan, store)
     failed |= tuned.damaged
     done = ledger.settled(plan, store, tuned)
     damaged: dict[str, str] = {}

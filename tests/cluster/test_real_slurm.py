@@ -87,7 +87,6 @@ def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slur
     assert "checkpoints are kept" in verb(place, "stop")  # those that run and the one that waits
     assert slurm.jobs("PENDING,RUNNING") == []
     assert "no worker of fleet runs" in verb(place, "stop")
-    assert not (place / "store/studies/fleet/stop.json").exists()
     assert sum("is left: requeued" in log for log in logs(place)) == 1
     assert done(store) != (JOBS, TRAININGS)
     held.release()

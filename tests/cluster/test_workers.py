@@ -41,8 +41,6 @@ def test_a_request_is_for_the_workers_it_names_only(store, registry):
     late = WorkerHeartbeat(store, "study")
     assert old.asked()
     assert not late.asked()
-    registry.withdraw()
-    assert old.asked(), "what was asked once stays asked"
     for one in (old, late):
         one.leave()
 
@@ -142,13 +140,12 @@ def stop(store, wait: float = 20.0, *, now: bool = False):
     return WorkerStopper(store, "study", now=now, say=printed.append).stop(wait), printed
 
 
-def test_stop_ends_workers_and_removes_its_request(store, registry, sleeper):
+def test_stop_ends_workers(store, registry, sleeper):
     children = [sleeper("plain"), sleeper("request")]
     ended, printed = stop(store)
     assert (ended.asked, ended.left, ended.problem) == (2, (), "")
     assert "2 workers" in printed[0]
     assert [child.wait(5) for child in children] == [0, 0]
-    assert not (registry.folder / "stop.json").exists()
     assert stop(store)[0].asked == 0
 
 
@@ -233,33 +230,10 @@ def test_a_completing_job_is_asked_too(store, registry, cluster):
     ended, _ = stop(store)
     assert (ended.asked, ended.left) == (1, ())
     assert "--state=PENDING 12_0" in cancelled.read_text()
-    assert not (registry.folder / "stop.json").exists()
     says("COMPLETING")
     ended, _ = stop(store, 0.5)
     assert ended.left == ("Slurm job 12_0 (completing)",)
     assert registry.request().submissions == {"s1"}, "if it starts again, it shall stop"
-
-
-def test_an_old_request_is_removed_if_no_named_worker_is_present(store, registry, sleeper):
-    registry.ask(StopRequest(frozenset(["here.gone"])))
-    sleeper("plain")
-    assert stop(store)[0].left == ()
-    assert not (registry.folder / "stop.json").exists()
-
-
-def test_a_request_stays_for_workers_that_another_stop_named(store, registry, sleeper, monkeypatch):
-    sleeper("plain")
-    late: list[WorkerHeartbeat] = []
-
-    def another(text: str) -> None:
-        if not late:
-            late.append(WorkerHeartbeat(store, "study"))
-            registry.ask(registry.request() | StopRequest(frozenset([late[0].worker])))
-
-    ended = WorkerStopper(store, "study", now=False, say=another).stop(20)
-    assert ended.left == ()
-    assert late[0].worker in registry.request().workers
-    late[0].leave()
 
 
 # ---------------------------------------------------------------- nobody else is ended

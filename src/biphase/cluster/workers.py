@@ -4,8 +4,8 @@
     studies/<name>/stop.json                the workers and Slurm submissions that shall stop
 
 `WorkerRegistry` lists the workers, `WorkerHeartbeat` registers this one, and `WorkerStopper` ends them. A stop request
-names the workers it is for. Names are never reused, so a worker that starts later ignores old requests, and these need
-not be cleared.
+names the workers it is for. Names are never reused, so a worker that starts later ignores old requests, and these are
+not cleared: a worker that was suspended, or a job that Slurm requeues, still finds its name.
 """
 
 from __future__ import annotations
@@ -85,9 +85,6 @@ class WorkerRegistry:
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {"workers": sorted(request.workers), "submissions": sorted(request.submissions)}
         write_json(self._request, content | {"at": time.strftime("%FT%TZ", time.gmtime())})
-
-    def withdraw(self) -> None:
-        self._request.unlink(missing_ok=True)
 
 
 class WorkerHeartbeat:
@@ -189,19 +186,8 @@ class WorkerStopper:
             when = "" if self.now else " after the current step"
             self.say(f"asked {counted(asked, 'worker')} to stop{when}")
         left = self._wait(wait)
-        if not left and not self.silent and not self.queue.problem:
-            with control(self.store, self.study):
-                self._withdraw()
         problem = self.queue.problem or (self.refused if left else "")
         return Ended(asked, tuple(left), len(self.silent), problem)
-
-    def _withdraw(self) -> None:
-        """Remove the request, unless a worker that it names is present: an earlier stop may have named more workers."""
-        request = self.registry.request()
-        queue = slurm.queue_of(self.store, self.study, request.submissions)
-        present = any(request.names(worker, worker.split(".")[0]) for worker in self.registry.workers())
-        if not present and not queue.jobs and not queue.problem:
-            self.registry.withdraw()
 
     def _wait(self, wait: float) -> list[str]:
         began = shown = time.monotonic()

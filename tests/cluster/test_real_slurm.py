@@ -97,24 +97,6 @@ def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slur
 
 
 @pytest.mark.campaign
-def test_a_requeued_job_resumes(slurm, place, calm):
-    (place / "slurm.toml").write_text(PROFILE.format(jobs=1, time="10m", warning="10s"))
-    submit(place)
-    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
-    typed("scancel", "--batch", "--signal=USR1", slurm.jobs("RUNNING")[0])
-    wait_until(lambda: not slurm.jobs(), 180, "the job has ended", poll=1)
-    (log,) = logs(place)
-    assert log.count("is left: requeued") == 1
-    is_whole(place, calm)
-
-
-def test_a_submission_that_slurm_refuses_is_not_kept(slurm, place):
-    (place / "slurm.toml").write_text('partition = "nowhere"\n')
-    biphase("run", place / "fleet.py", "--store", place / "store", "--slurm", place / "slurm.toml", code=2)
-    assert not list((place / "store/studies/fleet/slurm").glob("*.sh"))
-
-
-@pytest.mark.campaign
 def test_several_processes_in_one_job_are_requeued_together(slurm, place, corpus):
     (place / "slurm.toml").write_text('partition = "short"\nprocesses = 2\ntime = "10m"\nwarning = "20s"\n')
     study = place / "fleet.py"

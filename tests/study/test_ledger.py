@@ -3,7 +3,6 @@
 import inspect
 import json
 import math
-import random
 from dataclasses import replace
 
 import pytest
@@ -17,7 +16,6 @@ from biphase import (
     SIZES,
     TASKS,
     WSD,
-    AdamW,
     Fewer,
     Finetune,
     Pretrain,
@@ -32,7 +30,7 @@ from biphase.leases import Leases
 from biphase.metadata import TRIAL
 from biphase.records import encode
 from biphase.specs.tasks import FAMILIES
-from biphase.store import MANIFEST, Store, publish, verify, write_json
+from biphase.store import MANIFEST, Store, publish, write_json
 from biphase.study import describe, ledger
 from biphase.study.describe import score_table
 from biphase.study.ledger import (
@@ -189,39 +187,26 @@ def rows_of(folder, names=("beast", "place")):
 def test_the_name_of_a_task_and_the_place_of_its_files_are_in_no_key_and_all_else_is(grid, tmp_path):
     known = identities(Store(tmp_path / "store"))
 
-    def keys(task, **fields):
-        plan = planned(
-            Finetune(task, lrs=(1e-4,), seeds=(0,), **fields), outside=replace(OUTSIDE, task=known.task)
-        )
-        return [one.key for one in finetunings(plan)], [
-            trial.key for one in finetunings(plan) for trial in one.trials
-        ]
+    def keys(task):
+        plan = planned(Finetune(task, lrs=(1e-4,), seeds=(0,)), outside=replace(OUTSIDE, task=known.task))
+        return [one.key for one in finetunings(plan)], list(cells(plan).values())
 
     task = replace(grid.tasks[0], source=rows_of(tmp_path / "here"))
     one = keys(task)
     assert keys(replace(task, name="other", source=rows_of(tmp_path / "there"))) == one
-    changed = [
-        replace(task, steps=4),
-        replace(task, epochs=1),
-        replace(task, batch=16),
-        replace(task, form=replace(task.form, text="Text: {text}")),
-        replace(task, form=replace(task.form, labels=("place", "beast"))),
-        replace(task, splits=Splits()),
-        replace(task, splits=replace(task.splits, rows=(9, 0, 0))),
-        replace(task, source=rows_of(tmp_path / "else", names=("place", "beast"))),
-    ]
-    for other in changed:
-        trained, scored = keys(other)
-        assert not set(trained) & set(one[0]), other
-        assert not set(scored) & set(one[1]), other
     for fields in (
-        {"protocol": "standard"},
-        {"precision": "fp32"},
-        {"length": 9},
-        {"causal": True},
-        {"optimizer": AdamW(eps=1e-8)},
+        {"steps": 4},
+        {"epochs": 1},
+        {"batch": 16},
+        {"form": replace(task.form, text="Text: {text}")},
+        {"form": replace(task.form, labels=("place", "beast"))},
+        {"splits": Splits()},
+        {"splits": replace(task.splits, rows=(9, 0, 0))},
+        {"source": rows_of(tmp_path / "else", names=("place", "beast"))},
     ):
-        assert not set(keys(task, **fields)[1]) & set(one[1]), fields
+        trained, scored = keys(replace(task, **fields))
+        assert not set(trained) & set(one[0]), fields
+        assert not set(scored) & set(one[1]), fields
 
 
 def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_it(grid, tmp_path):
@@ -366,14 +351,6 @@ def test_whoever_chooses_is_shown_validation_scores_and_can_read_nothing_else():
 SCORES = st.floats(0, 1)
 
 
-def rewrite(store, key, **scores):
-    """The trial with other scores, published like any other."""
-    about = read_trial(store, key)
-    for part, metrics in scores.items():
-        about["scores"][part] |= metrics
-    republish(store, key, about)
-
-
 def republish(store, key, about):
     store.discard(store.trials / key)
     with store.attempt("test") as folder:
@@ -412,30 +389,6 @@ def one_grid(study, store):
     run = replace(study.runs[0], keep=())
     spec = replace(study.finetune, tasks=study.finetune.tasks[:1])
     return make_plan(replace(study, runs=(run,), finetune=spec), identities(store))
-
-
-# ---------------------------------------------------------------- who chooses
-
-
-def chosen(plan, store):
-    return {(row.result, row.task): (row.by_mean.lr, row.by_seed.lr) for row in score_rows(plan, store)}
-
-
-def test_test_scores_change_no_choice_in_a_store_of_real_trials(plan, finished):
-    before, reported = chosen(plan, finished), scores_json(plan, finished)
-    assert len(before) == 9
-    chance = random.Random(0)
-    every = [trial.key for training in finetunings(plan) for trial in training.trials]
-    for key in every:
-        names = read_trial(finished, key)["scores"]["test"]
-        rewrite(finished, key, test={name: chance.random() for name in names})
-        verify(finished.trials / key)
-    assert chosen(plan, finished) == before
-    assert scores_json(plan, finished) != reported, "what is reported is the test part"
-    for key in every:
-        names = read_trial(finished, key)["scores"]["validation"]
-        rewrite(finished, key, validation={name: chance.random() for name in names})
-    assert chosen(plan, finished) != before, "validation scores are what chooses"
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -500,16 +453,6 @@ def test_a_mean_without_an_interval_says_why(scores, text):
     assert with_interval(scores) == text
 
 
-@pytest.mark.parametrize("seeds", [2, 5])
-def test_an_interval_over_seeds_covers_the_mean_as_often_as_it_says(seeds):
-    chance = random.Random(seeds)
-    hits = 0
-    for _ in range(1_000):
-        values = [chance.gauss(0.7, 0.02) for _ in range(seeds)]
-        hits += abs(sum(values) / seeds - 0.7) <= half_width(values)
-    assert 0.93 < hits / 1_000 < 0.97
-
-
 # ---------------------------------------------------------------- the table
 
 
@@ -552,11 +495,12 @@ def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, stor
     assert score_table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
     (told,) = scores_json(one_grid, store)
     assert (told["done"], told["of"]) == (3, 4)
-    assert not any(
-        told[name]
-        for name in ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics", "constant")
-    )
+    scores = ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics", "constant")
+    assert not any(told[name] for name in scores)
     assert "not done" in told["no_interval"]
+    for training in finetunings(one_grid):
+        store.discard(store.trials / training.trials[0].key)
+    assert score_table(one_grid, store) == []
 
 
 TRIVIAL = {
@@ -582,28 +526,3 @@ def test_baselines_and_constant_predictions_stand_beside_the_score(one_grid, sto
     first = next(finetunings(one_grid)).trials[0].key
     republish(store, first, read_trial(store, first) | {"constant": {"validation": "beast", "test": ""}})
     assert any("1 of 2" in line for line in score_table(one_grid, store)), "one seed is enough"
-
-
-def test_tasks_not_begun_stand_in_the_table_once_any_trial_is_there(plan, finished):
-    every = [trial for training in finetunings(plan) for trial in training.trials]
-    for trial in every[1:]:
-        finished.discard(finished.trials / trial.key)
-    assert [row["done"] for row in scores_json(plan, finished)] == [1] + [0] * 8
-    assert sum("0/4 done" in line for line in score_table(plan, finished)) == 8
-    finished.discard(finished.trials / every[0].key)
-    assert score_table(plan, finished) == []
-
-
-def test_the_time_of_a_shared_training_is_counted_once(plan, finished):
-    spent = sum(row.seconds for row in score_rows(plan, finished))
-    trials = [read_trial(finished, trial.key) for one in finetunings(plan) for trial in one.trials]
-    trained = sum(
-        {
-            trial["training"]: max(trial["seconds"]["train"], 0)
-            for trial in trials
-            if not trial["trained_on"]
-        }.values()
-    )
-    assert spent == pytest.approx(trained + sum(trial["seconds"]["score"] for trial in trials))
-    assert all(trial["seconds"]["train"] == 0 for trial in trials if trial["trained_on"])
-    assert all(trial["seconds"]["train"] > 0 for trial in trials if not trial["trained_on"])

@@ -140,9 +140,9 @@ def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
 # jobs leave the queue. Then `stop` waits until all are gone.
 
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # between two looks at the workers
 PROGRESS_EVERY = 5.0  # seconds between two progress lines
-SLURM_EVERY = 2.0  # seconds between two queries to Slurm
+SLURM_SECONDS = 2.0  # the same if Slurm is queried too
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class WorkerStopper:
         self.refused = ""  # Slurm's error when it was asked to end a job
         self.silent: set[str] = set()
         self.beats: dict[str, tuple[int, float]] = {}  # worker → its last heartbeat, and when we first saw it
-        self.queue, self.queue_at, self.queue_notified = slurm.Queue(), -SLURM_EVERY, False
+        self.queue = slurm.Queue()
 
     def stop(self, wait: float) -> Ended:
         """Ask all workers to stop, and wait for at most `wait` seconds."""
@@ -175,7 +175,7 @@ class WorkerStopper:
             workers = self.registry.workers()
             submissions = frozenset(slurm.submissions(self.store, self.study))
             self.named = StopRequest(frozenset(workers), submissions)
-            self._query_queue()
+            self.queue = slurm.queue_of(self.store, self.study, submissions)
             outside = sum(worker.startswith(HERE) for worker in workers)  # workers not started by Slurm
             # All jobs of the queue, since a completing one may be requeued.
             asked = outside + max(len(self.queue.jobs), len(workers) - outside)
@@ -200,7 +200,7 @@ class WorkerStopper:
                 shown = now
                 names = "; ".join(left[:4]) + (" …" if left[4:] else "")
                 self.say(f"  {duration(now - began)}: waiting for {names}")
-            time.sleep(POLL_SECONDS)
+            time.sleep(SLURM_SECONDS if self.named.submissions else POLL_SECONDS)
 
     def _notify(self) -> list[str]:
         """Notify the workers and jobs that have not been notified; return those still present."""
@@ -212,7 +212,8 @@ class WorkerStopper:
         }
         for worker, holder in workers.items():
             self._signal(worker, holder)
-        self._query_queue()
+        # Only the named submissions: what is submitted while we wait is not included.
+        self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
         self._notify_jobs()
         gone = {worker for worker, holder in workers.items() if self._is_silent(worker, holder)}
         for worker in gone - self.silent:
@@ -238,18 +239,8 @@ class WorkerStopper:
             else:
                 os.kill(holder.pid, signal.SIGTERM)
 
-    def _query_queue(self) -> None:
-        at = time.monotonic()
-        if at - self.queue_at >= SLURM_EVERY:
-            # Only the named submissions: what is submitted while we wait is not included.
-            self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
-            self.queue_at, self.queue_notified = at, False
-
     def _notify_jobs(self) -> None:
-        """Ask jobs whose state is new to end, once per query of the queue."""
-        if self.queue_notified:
-            return
-        self.queue_notified = True
+        """Ask jobs whose state is new to end."""
         jobs = tuple(job for job in self.queue.active if self.job_states.get(job.id) != job.state)
         try:
             slurm.cancel(jobs) if self.now else slurm.ask_to_end(jobs)

@@ -351,6 +351,10 @@ def test_whoever_chooses_is_shown_validation_scores_and_can_read_nothing_else():
 SCORES = st.floats(0, 1)
 
 
+def rows(plan, store):
+    return score_rows(plan, survey_trials(plan, store).trials)
+
+
 def republish(store, key, about):
     store.discard(store.trials / key)
     with store.attempt("test") as folder:
@@ -402,7 +406,7 @@ def test_whatever_the_test_scores_are_the_choice_is_the_same(one_grid, store, va
             store,
             lambda task, lr, seed, part, some=some: (some if part == "test" else validation)[cells[lr, seed]],
         )
-        (row,) = score_rows(one_grid, store)
+        (row,) = rows(one_grid, store)
         found.append((row.by_mean.lr, row.by_seed.lr))
         assert row.by_mean.test == [some[cells[row.by_mean.lr, seed]] for seed in (0, 1)]
         assert row.by_seed.test == [some[cells[row.by_seed.lr[seed], seed]] for seed in (0, 1)]
@@ -410,7 +414,7 @@ def test_whatever_the_test_scores_are_the_choice_is_the_same(one_grid, store, va
 
 
 def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
-    for row in score_rows(plan, finished):
+    for row in rows(plan, finished):
         lr, scores = row.by_mean.lr, row.by_mean.test
         assert row.metrics[row.metric] == scores
         trials = [
@@ -421,7 +425,7 @@ def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
         ]
         for name, values in row.metrics.items():
             assert values == [trial["scores"]["test"][name] for trial in trials]
-    names = {row.task: set(row.metrics) for row in score_rows(plan, finished)}
+    names = {row.task: set(row.metrics) for row in rows(plan, finished)}
     assert names["toys"] == {"accuracy", "macro_f1", "mcc"}
     assert {"ndcg@10", "paper_ndcg@10"} < names["facts"]
 
@@ -460,11 +464,11 @@ def test_a_finished_table_and_its_json_agree(one_grid, store):
     validation = {(1e-3, 0): 0.6, (1e-3, 1): 0.2, (4e-3, 0): 0.5, (4e-3, 1): 0.9}
     test = {(1e-3, 0): 0.5, (1e-3, 1): 0.9, (4e-3, 0): 0.7, (4e-3, 1): 0.8}
     invent(one_grid, store, lambda task, lr, seed, part: (test if part == "test" else validation)[lr, seed])
-    head, row, *_ = score_table(one_grid, store)
+    head, row, *_ = score_table(one_grid, survey_trials(one_grid, store))
     assert "baseline" not in head, "trials of earlier versions have none"
     facts = ("clm", "toys", "accuracy", "75.00 [11.47, 100.00]", "0.004", "65.00 [0.00, 100.00]", "8 min")
     assert all(fact in row for fact in facts)
-    (told,) = scores_json(one_grid, store)
+    (told,) = scores_json(rows(one_grid, store))
     assert (told["result"], told["task"], told["metric"]) == ("clm", "toys", "accuracy")
     assert (told["done"], told["of"], told["seconds"]) == (4, 4, 480.0)
     assert (told["lr"], told["test"]) == (4e-3, [0.7, 0.8])
@@ -478,12 +482,12 @@ def test_a_finished_table_and_its_json_agree(one_grid, store):
     about = read_trial(store, key)
     del about["scores"]["test"]["mcc"]
     republish(store, key, about)
-    assert scores_json(one_grid, store)[0]["metrics"] == {"accuracy": [0.7, 0.8]}, (
+    assert scores_json(rows(one_grid, store))[0]["metrics"] == {"accuracy": [0.7, 0.8]}, (
         "one lacks the other metric"
     )
     one_seed = replace(one_grid.study.finetune, seeds=(1,))
     single = make_plan(replace(one_grid.study, finetune=one_seed), identities(store))
-    (told,) = scores_json(single, store)
+    (told,) = scores_json(rows(single, store))
     assert (told["half_width"], told["half_width_by_seed"]) == (None, None)
     assert "one seed" in told["no_interval"]
 
@@ -492,15 +496,23 @@ def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, stor
     invent(one_grid, store, lambda task, lr, seed, part: 0.75)
     first = next(finetunings(one_grid)).trials[0]
     (store.trials / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
-    assert score_table(one_grid, store)[1].split() == ["clm", "toys", "accuracy", "3/4", "done", "6", "min"]
-    (told,) = scores_json(one_grid, store)
+    assert score_table(one_grid, survey_trials(one_grid, store))[1].split() == [
+        "clm",
+        "toys",
+        "accuracy",
+        "3/4",
+        "done",
+        "6",
+        "min",
+    ]
+    (told,) = scores_json(rows(one_grid, store))
     assert (told["done"], told["of"]) == (3, 4)
     scores = ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics", "constant")
     assert not any(told[name] for name in scores)
     assert "not done" in told["no_interval"]
     for training in finetunings(one_grid):
         store.discard(store.trials / training.trials[0].key)
-    assert score_table(one_grid, store) == []
+    assert score_table(one_grid, survey_trials(one_grid, store)) == []
 
 
 TRIVIAL = {
@@ -515,14 +527,16 @@ TRIVIAL = {
 def test_baselines_and_constant_predictions_stand_beside_the_score(one_grid, store):
     said = {"constant": {"validation": "", "test": "beast"}, "baselines": TRIVIAL}
     invent(one_grid, store, lambda task, lr, seed, part: 0.6649, **said)
-    head, row, *notes = score_table(one_grid, store)
+    head, row, *notes = score_table(one_grid, survey_trials(one_grid, store))
     assert row[head.index("baseline") :].startswith("62.50 majority class: beast, 75.00 TF-IDF")
     assert "66.49 (all seeds alike: no interval) !" in row
     (note,) = (line for line in notes if "!" in line)
     assert all(word in note for word in ("clm", "toys", "beast", "2 of 2"))
-    (told,) = scores_json(one_grid, store)
+    (told,) = scores_json(rows(one_grid, store))
     assert told["constant"] == told["constant_by_seed"] == ["beast", "beast"]
     assert told["baselines"] == TRIVIAL
     first = next(finetunings(one_grid)).trials[0].key
     republish(store, first, read_trial(store, first) | {"constant": {"validation": "beast", "test": ""}})
-    assert any("1 of 2" in line for line in score_table(one_grid, store)), "one seed is enough"
+    assert any("1 of 2" in line for line in score_table(one_grid, survey_trials(one_grid, store))), (
+        "one seed is enough"
+    )

@@ -384,8 +384,8 @@ def closing(
     failed |= tuned.damaged
     done = ledger.settled(plan, store, tuned)
     damaged: dict[str, str] = {}
-    lines = tables(plan, store, damaged)
-    listed = set(failed.values())  # a damaged trial is already listed under its fine-tuning
+    lines = tables(plan, store, tuned, damaged)
+    listed = set(failed.values())  # a fine-tuning may have failed for the same reason
     failed |= {key: error for key, error in damaged.items() if error not in listed}
     lines += [f"failed  {key[:KEY_DIGITS]}  {error}" for key, error in failed.items()]
     where = [f"{len(done)} of {plan.job_count} training jobs"] if plan.job_count else []
@@ -437,12 +437,12 @@ def shards_text(shards: Any, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def tables(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+def tables(plan: Plan, store: Store, tuned: ledger.TrialSurvey, damaged: dict[str, str]) -> list[str]:
     """Return held-out losses, then scores, each table followed by a blank line.
 
     A result that cannot be read has no row; the reason is added to `damaged` by its key.
     """
-    lines = [*results_table(plan, store, damaged), *score_table(plan, store, damaged)]
+    lines = [*results_table(plan, store, damaged), *score_table(plan, tuned)]
     return ["", *lines] if lines else []
 
 
@@ -496,9 +496,9 @@ def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
     return lines
 
 
-def score_table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
+def score_table(plan: Plan, tuned: ledger.TrialSurvey) -> list[str]:
     """Return scores as a table, with notes below and a blank line; empty before any trial is done."""
-    rows = score_rows(plan, store, damaged)
+    rows = score_rows(plan, tuned.trials)
     if not any(row.done for row in rows):
         return []
     untrained = {task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot}
@@ -564,7 +564,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     damaged: dict[str, str] = {}
-    below = tables(plan, store, damaged)
+    below = tables(plan, store, tuned, damaged)
     done = sum(entry.standing == "done" for entry in entries.values())
     broken = {key for key, entry in entries.items() if entry.standing == "failed"}
     unfinished = plan.left(ledger.settled(plan, store, tuned) - broken)
@@ -634,8 +634,8 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "failed": {tuning.title(plan): error for tuning, error in tuned.failed.values()},
             "kept": {tuning.title(plan): step for tuning, step in tuned.kept.values()},
         },
-        "scores": scores_json(plan, store, damaged),
-        "damaged": damaged,  # key → why an existing result cannot be used
+        "scores": scores_json(score_rows(plan, tuned.trials)),
+        "damaged": damaged | tuned.unreadable,  # key → why an existing result cannot be used
     }
 
 

@@ -18,7 +18,7 @@ import math
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -295,33 +295,45 @@ class TrialSurvey(Count):
     damaged: dict[str, str]  # failed because published scores cannot be read, and why
     kept: dict[str, tuple[FineTuning, int]]  # stopped at this step with a checkpoint; not running, not failed
     seconds_left: float | None  # at the speed measured so far, on as many workers as run now
+    trials: dict[str, dict[str, Any]]  # what `score_rows` needs of each trial, by key
+    unreadable: dict[str, str]  # trials that exist and cannot be read, and why
 
 
 def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
     every = {tuning.key: tuning for tuning in finetunings(plan)}
     holders, noted = _holders(store), failures(plan, store)
-    took: list[float] = []
-    left: dict[str, FineTuning] = {}
+    trials: dict[str, dict[str, Any]] = {}
+    unreadable: dict[str, str] = {}
     damaged: dict[str, str] = {}
+    took: list[float] = []
+    left: list[str] = []
     for key, tuning in every.items():
-        if finished(tuning, store):
-            try:
-                trials = [read_trial(store, trial.key, trial.metric) for trial in tuning.trials]
-                took.append(sum(sum(trial["seconds"].values()) for trial in trials))
-            except StoreError as wrong:
-                damaged[key] = str(wrong)
-            continue
-        left[key] = tuning
+        faults = []
         for trial in tuning.trials:
             if fault := store.fault(store.trials / trial.key):
-                damaged.setdefault(key, fault)
-    running = {key: (tuning, holders[key]) for key, tuning in left.items() if key in holders}
+                faults.append(fault)
+            elif store.knows(store.trials / trial.key):
+                try:
+                    about = read_trial(store, trial.key, trial.metric)
+                    trials[trial.key] = {name: about[name] for name in KEPT if name in about}
+                except StoreError as wrong:
+                    unreadable[trial.key] = str(wrong)
+                    faults.append(str(wrong))
+        if faults:
+            damaged[key] = faults[0]
+        if not finished(tuning, store):
+            left.append(key)
+        elif not faults:
+            took.append(sum(sum(trials[trial.key]["seconds"].values()) for trial in tuning.trials))
     errors = {key: noted[key]["error"] for key in left if key in noted} | damaged
+    running = {key: (every[key], holders[key]) for key in left if key in holders}
     failed = {key: (every[key], errors[key]) for key in every if key in errors and key not in running}
     resumable = kept(plan, store)
     stopped = {key: resumable[key] for key in resumable if key not in running and key not in failed}
     seconds_left = sum(took) / len(took) * len(left) / max(1, len(running)) if took else None
-    return TrialSurvey(len(took), len(every), running, failed, damaged, stopped, seconds_left)
+    return TrialSurvey(
+        len(took), len(every), running, failed, damaged, stopped, seconds_left, trials, unreadable
+    )
 
 
 def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
@@ -418,20 +430,12 @@ class Row:
         return [(score["what"], score["test"]) for score in known if score]
 
 
-def score_rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[Row]:
-    """Return a row for every result × task of a plan; reasons why trials cannot be read are added to `damaged`."""
-    damaged = {} if damaged is None else damaged
+def score_rows(plan: Plan, trials: Mapping[str, dict[str, Any]]) -> list[Row]:
+    """Return a row for every result × task of a plan; `trials`: those that are done, of a `TrialSurvey`."""
     cells: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for tuning in finetunings(plan):
         for trial in tuning.trials:
-            kept = None
-            if store.knows(store.trials / trial.key):
-                try:
-                    about = read_trial(store, trial.key, trial.metric)
-                    kept = {name: about[name] for name in KEPT if name in about}  # of thousands of trials
-                except StoreError as wrong:
-                    damaged[trial.key] = str(wrong)
-            cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = kept
+            cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = trials.get(trial.key)
     return [
         _row(name, task.name, cells[model, task.name])
         for name, model in plan.results.items()
@@ -484,7 +488,7 @@ def with_interval(values: list[float]) -> str:
     return f"{mean:.2f} {beside(mean, mean - 100 * half, mean + 100 * half)}"
 
 
-def scores_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def scores_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the rows for programs."""
     return [
         {
@@ -499,7 +503,7 @@ def scores_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None)
             **_selected_json(row.by_mean, ""),
             **_selected_json(row.by_seed, "_by_seed"),
         }
-        for row in score_rows(plan, store, damaged)
+        for row in rows
     ]
 
 

@@ -454,6 +454,7 @@ def test_the_papers_models_on_many_gpus(planned, number):
         ("610m", True),
         ("1b", True),
     ]
+    assert (models[1]["title"], models[1]["load"]["labelled"]) == ("610m, mlm 20%", 0.2)
     for one in models:
         ways = {way["way"]: way for way in one["outlooks"]}
         assert set(ways) >= {"none", "full"}

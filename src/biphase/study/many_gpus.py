@@ -290,16 +290,15 @@ class ManyGpus:
         own = self.joined.own_kernels and run.precision != "fp32" and has_own_kernels(start)
 
         def load(job: TrainingJob) -> Load:
-            labelled = run.labelled_share(job.first, job.step)
+            labelled = job.run.labelled_share(job.first, job.step)
             return Load(shape, run.precision, rows, micro, length, labelled, own)
 
         def computing(job: TrainingJob, rows: int) -> float:
             """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
-            tokens = rows * length
-            how = {"causal": job.objective.causal, "labelled": job.run.labelled_share(job.first, job.step)}
+            tokens, causal, labelled = rows * length, job.objective.causal, load(job).labelled
             if speeds is not None:
-                return speeds.step(shape, run.packing, tokens, **how)
-            flops = flops_per_token(shape, run.packing, **how) * tokens
+                return speeds.step(shape, run.packing, tokens, causal=causal, labelled=labelled)
+            flops = flops_per_token(shape, run.packing, causal=causal, labelled=labelled) * tokens
             return flops / (peak_of(self.device) * EFFICIENCY)
 
         def predicted(job: TrainingJob, sharding: ShardingOption) -> Outlook:

@@ -373,11 +373,6 @@ def test_a_wrong_key_is_refused(tmp_path, key):
         Leases(tmp_path).take(key)
 
 
-def test_wrong_intervals_are_refused(tmp_path):
-    with pytest.raises(StoreError, match="beat_seconds"):
-        Leases(tmp_path, beat_seconds=5.0, stale_seconds=6.0)
-
-
 def test_a_process_is_identified_by_pid_and_start_time():
     started = process_start(os.getpid())
     assert process_lives(os.getpid(), started)

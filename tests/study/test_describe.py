@@ -134,16 +134,12 @@ def test_what_is_left_is_counted():
     )
 
 
-def test_the_sums_name_device_efficiency_disk_and_the_evaluation():
+def test_the_sums_name_device_efficiency_disk_and_the_evaluation_which_two_names_share():
     large = run("clm", (CLM(), 42_000), start=SIZES["610m"], corpus="fineweb-edu")
-    text = shown(plan_of(large, finetune=Finetune(TASKS)), device="a100", efficiency=0.4)
-    assert all(fact in text for fact in ("a100 at 40%", "18.1 GB", "300 fine-tunings", "360 scores"))
-
-
-def test_two_names_of_one_checkpoint_share_their_evaluation():
-    plan = plan_of(run("a", (CLM(), 9_000)), run("b", (CLM(), 9_000)), finetune=Finetune(TASKS))
-    assert "300 fine-tunings · 360 scores" in shown(plan)
-    assert "a, b" in shown(plan)
+    plan = plan_of(large, replace(large, name="twin"), finetune=Finetune(TASKS))
+    text = shown(plan, device="a100", efficiency=0.4)
+    facts = ("a100 at 40%", "18.1 GB", "300 fine-tunings", "360 scores", "clm, twin")
+    assert all(fact in text for fact in facts)
 
 
 def test_what_is_not_known_is_said_and_not_summed():

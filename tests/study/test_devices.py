@@ -202,11 +202,9 @@ def test_a_kind_that_was_not_measured_is_not_offered():
         kind: speeds_of(fit([c for c in cases if c["kind"] == kind]), "bf16")
         for kind in ("pretrain", "finetune")
     }
-    pretrain, finetune = alone["pretrain"], alone["finetune"]
-    assert (pretrain.pretrain, pretrain.finetune, pretrain.score) == (True, {}, {})
-    assert (finetune.pretrain, bool(finetune.finetune), finetune.score) == (False, True, {})
+    assert [set(speeds.measured) for speeds in alone.values()] == [{"pretrain"}, {"finetune"}]
     shape = shape_of_size(SIZES["210m"], VOCAB)
-    assert finetune.tuning_step(shape, 32 * 40, 32) == pytest.approx(
+    assert alone["finetune"].tuning_step(shape, 32 * 40, 32) == pytest.approx(
         Truth().finetune("210m", 32, 32 * 40), rel=0.1
     )
 

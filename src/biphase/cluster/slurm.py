@@ -393,7 +393,6 @@ def as_json(queue: Queue) -> dict[str, Any]:
 
 
 def _run(command: str, *arguments: str) -> str:
-    """Run a Slurm command and return its output."""
     try:
         ended = subprocess.run(
             [command, *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False

@@ -74,7 +74,6 @@ class WorkerRegistry:
         self.file(worker).unlink(missing_ok=True)
 
     def request(self) -> StopRequest:
-        """Return the current stop request."""
         try:
             request = read_json(self._request)
             return StopRequest(frozenset(request["workers"]), frozenset(request["submissions"]))
@@ -116,7 +115,6 @@ class WorkerHeartbeat:
         return self._asked
 
     def leave(self) -> None:
-        """Unregister."""
         if self._lease:
             self._lease.release()
 

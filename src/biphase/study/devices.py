@@ -81,15 +81,19 @@ Terms = dict[str, float]
 
 @dataclass(frozen=True)
 class Speeds:
-    """Fitted speeds of a device in one precision, in seconds per unit of each kind of work; empty: not measured."""
+    """Fitted speeds of a device in one precision, in seconds per unit of each kind of work."""
 
     precision: str
+    measured: dict[
+        str, int
+    ]  # kind of case → how many were measured; the speeds of other kinds are the prior's
+    worst: dict[
+        str, float
+    ]  # largest relative error on the measured cases: what the form of the model cannot express
     micro_tokens: float  # tokens per micro-batch in the measurements
     base: Terms
-    pretrain: bool
     finetune: Terms
     score: Terms
-    worst: float  # largest relative error on the measured cases
 
     def step(
         self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
@@ -121,18 +125,7 @@ class Speeds:
 def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
     """Return the speeds that `fit` found in this precision, or None if it was not measured."""
     fitted = model["precisions"].get(precision)
-    if fitted is None:
-        return None
-    measured = fitted["measured"]
-    return Speeds(
-        precision,
-        fitted["micro_tokens"],
-        fitted["base"],
-        pretrain="pretrain" in measured,
-        finetune=fitted["finetune"] if "finetune" in measured else {},
-        score=fitted["score"] if "score" in measured else {},
-        worst=max(fitted["worst"].values()),
-    )
+    return None if fitted is None else Speeds(precision, **fitted)
 
 
 # ---------------------------------------------------------------- amounts of work
@@ -229,7 +222,6 @@ def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
     micro_tokens = [case["rows"] * case["length"] for case in pretrain]
     return {
         "measured": {kind: len(works) for kind, (_, works, _) in fits.items() if works},
-        # The largest error on the fitted cases themselves: what the form of the model cannot express.
         "worst": {kind: _worst(*fit) for kind, fit in fits.items() if fit[1]},
         "micro_tokens": float(median(micro_tokens)) if pretrain else 1.0,
         "base": base,

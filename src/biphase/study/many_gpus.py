@@ -280,7 +280,9 @@ class ManyGpus:
                     f"type --gpus {run.rows_per_step}"
                 )
             speeds = speeds_of(machine.model, run.precision) if machine else None
-            self.models.append(self._scaled(jobs, shape, speeds if speeds and speeds.pretrain else None))
+            self.models.append(
+                self._scaled(jobs, shape, speeds if speeds and "pretrain" in speeds.measured else None)
+            )
 
     def _scaled(self, jobs: list[TrainingJob], shape: ModelShape, speeds: Speeds | None) -> Scaled:
         run, start = jobs[0].run, jobs[0].run.root.start
@@ -316,7 +318,6 @@ class ManyGpus:
         )
 
     def render(self) -> list[str]:
-        """Return the lines to print below a plan."""
         if not self.models:
             return ["", "--gpus: no model whose shape is known here is pretrained"]
         lines: list[str] = []
@@ -332,7 +333,6 @@ class ManyGpus:
         return [*lines, self.basis()]
 
     def basis(self) -> str:
-        """Say where the numbers come from."""
         by_flops = f"FLOPs at {EFFICIENCY:.0%} of its peak"
         kinds = {"as measured on one" if model.measured else by_flops for model in self.models}
         return (
@@ -341,7 +341,6 @@ class ManyGpus:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """Return the predictions for programs."""
         return {
             "gpus": self.gpus,
             "interconnect": asdict(self.joined),

@@ -244,7 +244,6 @@ class _Pricing:
         return job.steps * step + self._heldout(job, shape, speeds)
 
     def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds) -> float:
-        """Return the seconds of held-out evaluation."""
         run, every = job.run, job.run.heldout_every
         often = job.step // every - job.first // every + (job.step % every != 0)
         began = run.phase_at(job.first).first
@@ -294,10 +293,11 @@ class _Pricing:
     def _speeds(self, precision: str, work: str) -> Speeds | None:
         speeds = speeds_of(self.machine.model, precision)
         kinds = {"pretraining": ["pretrain"], "fine-tuning": ["finetune", "score"]}[work]
-        if speeds and all(getattr(speeds, kind) for kind in kinds):
-            if speeds.worst > DOUBTFUL:
+        if speeds and all(kind in speeds.measured for kind in kinds):
+            worst = max(speeds.worst.values())
+            if worst > DOUBTFUL:
                 self._note(
-                    f"the measured steps of {self.machine.name} contradict each other by up to {speeds.worst:.0%}, so these "
+                    f"the measured steps of {self.machine.name} contradict each other by up to {worst:.0%}, so these "
                     f"hours are rough. With nothing else running, type: {self.measure}"
                 )
             return speeds

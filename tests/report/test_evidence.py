@@ -17,7 +17,7 @@ from biphase.report.content import collect
 from biphase.report.evidence import Resamples, gather
 from biphase.report.statistics.intervals import resample
 from biphase.store import MANIFEST, Store, publish, verify
-from biphase.study.ledger import finetunings, note_failure, read_trial, score_rows
+from biphase.study.ledger import finetunings, note_failure, read_trial, score_rows, survey_trials
 from biphase.tasks.metrics import entity_f1
 
 SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
@@ -76,7 +76,7 @@ def test_what_is_not_planned_is_no_gap_and_every_array_has_the_shape_of_the_stud
     assert np.isfinite(way.at_chosen(way.test)).tolist() == [True, False, True]
     assert evidence.grids["clm-10", "squad"].of == 0
     assert np.isnan(evidence.scores(evidence.models["clm-10"], "squad")).all()
-    assert {(row.result, row.task) for row in score_rows(plan, store)} == {
+    assert {(row.result, row.task) for row in score_rows(plan, survey_trials(plan, store).trials)} == {
         ("clm-10", "sst2"), ("clm", "sst2"), ("clm", "squad")
     }  # fmt: skip
     content = collect(plan, store)
@@ -106,7 +106,7 @@ def test_every_score_stands_where_its_trial_says(ledger):
 def test_each_seed_is_scored_at_the_rate_its_own_validation_chose(ledger):
     plan, store = ledger
     evidence = gather(plan, store)
-    by_row = {(row.result, row.task): row for row in score_rows(plan, store)}
+    by_row = {(row.result, row.task): row for row in score_rows(plan, survey_trials(plan, store).trials)}
     for model in evidence.models.values():
         for task in evidence.tasks:
             selected = by_row[model.name, task].by_seed

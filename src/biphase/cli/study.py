@@ -63,9 +63,10 @@ def plan(
     from biphase.papers import papers_of
     from biphase.report import verdicts
     from biphase.report.evidence import gather
-    from biphase.study.describe import bill, plan_json, render
+    from biphase.study.describe import plan_json, render
     from biphase.study.ledger import count, settled
-    from biphase.study.prices import ManyGpus, gpus_at_hand
+    from biphase.study.many_gpus import ManyGpus, gpus_at_hand
+    from biphase.study.prices import bill
 
     plan, store, _ = planned(study_file, store_folder, verify=verify)
     tuned = count(plan, store)
@@ -201,13 +202,12 @@ def compute(
     verb adds. `work`: further arguments of `run_plan`.
     """
     from biphase.study.describe import closing, status_json
-    from biphase.study.ledger import survey_trials
     from biphase.study.worker import run_plan
 
     def summarize(outcome: Outcome) -> None:
         text = closing(
             plan, store, outcome.failed, stopped=outcome.stopped, command=command, study=study,
-            tuned=survey_trials(plan, store), unsaved=outcome.unsaved,
+            unsaved=outcome.unsaved,
         )  # fmt: skip
         give(as_json, lambda: more_json() | status_json(plan, store), lambda: "\n".join([text, *more()]))
 

@@ -32,8 +32,8 @@ class OfLengths(TextClassification):
     def __init__(self, lengths, batch):
         self.task = Task("t", Classify("{text}", ("a", "b")), "./nowhere", batch=batch, steps=1_000)
         self.size, starts = len(lengths), np.concatenate([[0], np.cumsum(lengths)])
-        self.ids = {"train": Ragged(np.zeros(starts[-1], np.int32), starts)}
-        self.inputs, self.labels = (self.ids["train"],), {"train": np.zeros(self.size, np.int64)}
+        self.inputs = (Ragged(np.zeros(starts[-1], np.int32), starts),)
+        self.targets = np.zeros(self.size, np.int64)
 
 
 @pytest.mark.parametrize(

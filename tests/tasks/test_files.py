@@ -235,7 +235,6 @@ def cache(tmp_path, monkeypatch):
 def test_a_hub_address_is_taken_apart():
     assert HubPlace.of("", f"hf://o/n@{COMMIT}/a/b*") == HubPlace("o/n", COMMIT, "a/b*")
     assert HubPlace.of("", "hf://o/n/a") == HubPlace("o/n", "", "a")
-    assert HubPlace.of("", f"hf://o/n@{COMMIT}").below("x").address == f"hf://o/n@{COMMIT}/x"
     for wrong in ("hf://o", "hf://o/", "hf:///n@1/x", "hf://o/n@/x"):
         with pytest.raises(DataError, match="is not hf://owner/name@revision/folder"):
             HubPlace.of("task", wrong)
@@ -279,7 +278,7 @@ def test_an_unpinned_place_is_not_read_from_the_hub():
 
 def test_a_hub_pattern_that_means_nothing_names_what_is_there(cache):
     cache("owner/one", "data/training.csv", "data/test.csv", "other/x.csv")
-    with pytest.raises(DataError, match=r"matches 'data/trian\*'.*there are data/training.csv"):
+    with pytest.raises(DataError, match=r"matches 'data/trian\*'.*there are training.csv"):
         files_of(mine(f"hf://owner/one@{COMMIT}/data", splits=Splits(train="trian*")))
 
 

@@ -36,7 +36,7 @@ from biphase.tasks.files import (
     local_files,
     matching,
     on_hub,
-    read,
+    read_rows,
     refuse_unpinned,
 )
 from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
@@ -408,7 +408,7 @@ def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]
     column = form.target
     if not set(column.split("|")) & set(column_names(whose, files[0])):
         return True
-    cells = (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
+    cells = (cell for _, (cell,) in read_rows(whose, files, (column,)))
     values = (value for cell in cells for value in (cell if isinstance(cell, list) else (cell,)))
     return not isinstance(form, Answer) and all(value in (-1, "-1", None, "") for value in values)
 
@@ -488,14 +488,13 @@ def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[
     for part, files in data.files.items():
         if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
             continue
-        for rows in read(data.whose, files, (column,)):
-            for row, value in enumerate(rows.columns[column]):
-                label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
-                if label is not None:
-                    raise SpecError(
-                        f"{data.whose}: {rows.place(row)} of the {part} part has the label {label!r}, and the train part "
-                        f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
-                    )
+        for place, (value,) in read_rows(data.whose, files, (column,)):
+            label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
+            if label is not None:
+                raise SpecError(
+                    f"{data.whose}: {place} of the {part} part has the label {label!r}, and the train part "
+                    f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
+                )
     return labels
 
 
@@ -576,7 +575,7 @@ def _iob_labels(data: Folder, tags: str, values: Iterable[Any]) -> tuple[str, ..
 def _answer(data: Folder, own: Own) -> Answer:
     answers = own.label or ANSWERS
     files = [path for paths in data.files.values() for path in paths]
-    cells = (cell for rows in read(data.whose, files, (answers,)) for cell in rows.columns[answers])
+    cells = (cell for _, (cell,) in read_rows(data.whose, files, (answers,)))
     texts = (cell.get("text") if isinstance(cell, dict) else cell for cell in cells)
     unanswerable = any(not any(text) if isinstance(text, list) else not text for text in texts)
     form = Answer(answers=answers, unanswerable=unanswerable)

@@ -109,13 +109,12 @@ class EncodedWords:
 
     A token belongs to the first word that its characters overlap. Tokens of white space only, and the ids before
     and after, belong to none; the leading space of a byte-level token does not count. A word may have no token: it
-    was truncated, is empty, or the tokenizer drops its characters; `words` and `gold` count it all the same.
+    was truncated, is empty, or the tokenizer drops its characters; `gold` counts it all the same.
     """
 
     ids: Ragged  # int32
     labels: Ragged  # int64: the tag of the token's word, or IGNORE
     word_of: Ragged  # int32: the index of the token's word in the sentence, or -1
-    words: np.ndarray  # number of words of each sentence
     gold: Ragged  # int64: the tag of each word
 
 
@@ -145,7 +144,6 @@ def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]
         refuse_empty(Ragged.from_lists(ids, np.int32), lambda number: f"sentence {number + 1}"),
         Ragged.from_lists(labels, np.int64),
         Ragged.from_lists(word_of, np.int32),
-        np.array([len(sentence.words) for sentence in sentences], np.int64),
         Ragged.from_lists([sentence.tags for sentence in sentences], np.int64),
     )
 

@@ -16,7 +16,7 @@ import numpy
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
 from biphase.specs.tasks import FAMILY_OF, Form, columns_of, filled, optional_columns
-from biphase.tasks.files import COLUMNS, Only, column_names, fields_of, files_of, kind_of, lines, read_rows
+from biphase.tasks.files import COLUMNS, column_names, fields_of, files_of, kind_of, lines, read_rows
 from biphase.tasks.labels import Numbering
 
 
@@ -133,6 +133,10 @@ class Examples:
     test: Part
     # By split: the row number of each example in its files, from 0; retrieval has ids instead.
     rows: dict[str, Sequence[int]] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"train": self.train, "validation": self.validation, "test": self.test}
 
 
 PARTS = ("train", "validation", "test")
@@ -419,7 +423,7 @@ def _document_texts(
     A share `spared` of the wanted texts may be empty.
     """
     columns = columns_of("Retrieve", template)
-    only = None if whole else Only(name_column, wanted)
+    only = None if whole else (name_column, wanted)
     texts: dict[str, str] = {}
     empty: list[str] = []
     for place, (name, *values) in read_rows(whose, files, (name_column, *columns), only=only):

@@ -12,7 +12,8 @@ from biphase.finetune.encoder import per_text
 from biphase.finetune.families import family_of
 from biphase.finetune.trial import MOST_MICRO, FineTuner, score, trained_rows
 from biphase.specs import AdamW, Classify, Finetune, Task
-from biphase.tasks.load import Examples, LabelledText
+from biphase.specs.tasks import LabelledText
+from biphase.tasks.load import Examples
 from biphase.training.optimizer import linear_rate
 
 STEPS, RATE, DECAY, SHARE, LAYERS = 20, 2e-3, 0.5, 0.8, 2

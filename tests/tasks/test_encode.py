@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Model
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, SpecError
 from biphase.objectives import IGNORE
+from biphase.specs.tasks import AnswerSpan, Question, TaggedSentence
 from biphase.tasks.encode import (
     BLOCK,
     LEAST_CONTEXT,
@@ -27,7 +28,6 @@ from biphase.tasks.encode import (
     encode_texts,
     encode_words,
 )
-from biphase.tasks.load import AnswerSpan, Question, TaggedSentence
 
 SPEECH = ["the old house sees a small boat", "every student paints the naïve garden", "中文 字 👩 café 123"]
 CONTEXT = "the cat sees a small boat. every student paints the garden,  the river crosses two birds"

@@ -14,8 +14,8 @@ from pyarrow import parquet
 from biphase.catalog import CATALOG
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.tasks.labels import Numbering
-from biphase.tasks.load import AnswerSpan, LabelledText, Pair, Question, TaggedSentence, cut, load
+from biphase.specs.tasks import AnswerSpan, LabelledText, Numbering, Question, TaggedSentence
+from biphase.tasks.load import Pair, cut, load
 
 
 def write(path, rows):

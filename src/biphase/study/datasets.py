@@ -22,7 +22,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, columns_of, filled
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, LabelledText, Numbering, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks.files import (
     ABOUT,
@@ -39,11 +39,10 @@ from biphase.tasks.files import (
     read_rows,
     refuse_unpinned,
 )
-from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
+from biphase.tasks.labels import are_places, in_order, is_number, named, values_of
 from biphase.tasks.load import (
     DOCUMENT_ID,
     Examples,
-    LabelledText,
     Pair,
     Search,
     load,
@@ -405,7 +404,7 @@ def _formats() -> str:
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
-    column = form.target
+    column = form.columns[-1]
     if not set(column.split("|")) & set(column_names(whose, files[0])):
         return True
     cells = (cell for _, (cell,) in read_rows(whose, files, (column,)))

@@ -20,7 +20,7 @@ import numpy as np
 
 from biphase.errors import DataError, SpecError, one_line
 from biphase.objectives import IGNORE
-from biphase.tasks.load import Question, TaggedSentence
+from biphase.specs.tasks import Question, TaggedSentence
 
 BLOCK = 1_000  # texts per tokenizer call; its results take far more memory than the ids
 

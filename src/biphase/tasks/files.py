@@ -444,7 +444,7 @@ def read_rows(
     at = every.index(only[0]) if only else 0
 
     def choose(where: str, present: Collection[str]) -> list[str | None]:
-        names = [_name(column, present) for column in every]
+        names = [name_in(column, present) for column in every]
         if None in names[: len(wanted)]:
             column = every[names.index(None)]
             raise DataError(f"{where} has no column {column!r}; {nearest(column.split('|')[0], present)}")
@@ -465,7 +465,7 @@ def read_rows(
                     yield f"{path.name}:{number}", values
 
 
-def _name(column: str, present: Collection[str]) -> str | None:
+def name_in(column: str, present: Collection[str]) -> str | None:
     """Return the first alternative of a column that is there."""
     return next((name for name in column.split("|") if name in present), None)
 
@@ -557,7 +557,7 @@ def _arrow_rows(where: str, path: Path, choose: Choose, only: Only | None) -> It
     with parquet.ParquetFile(path) if is_parquet else ipc.open_stream(path) as table:
         present = (table.schema_arrow if is_parquet else table.schema).names
         names = sorted({name for name in choose(where, present) if name})
-        key = _name(only[0], present) if only else None
+        key = name_in(only[0], present) if only else None
         first = 1
         for batch in table.iter_batches(batch_size=CHUNK_ROWS, columns=names) if is_parquet else table:
             numbers: Sequence[int] = range(first, first + len(batch))

@@ -346,11 +346,12 @@ class QuestionAnswering(FamilyTrainer):
         scores: dict[str, dict[Part, Metrics]] = {"no answer": {}, "the whole context": {}}
         for part in PARTS:
             encoded = self.encoded[part]
-            heads = dict(zip(encoded.question_of.tolist(), encoded.context_from.tolist(), strict=True))
-            contexts = enumerate(zip(encoded.contexts, encoded.spans.lengths.tolist(), strict=True))
+            ends = encoded.head + encoded.spans.lengths
             whole = [
-                Decoded(text, frozenset(range(heads[number], heads[number] + tokens)))
-                for number, (text, tokens) in contexts
+                Decoded(text, frozenset(range(head, end)))
+                for text, head, end in zip(
+                    encoded.contexts, encoded.head.tolist(), ends.tolist(), strict=True
+                )
             ]
             for what, answers in zip(scores, ([NOTHING] * len(whole), whole), strict=True):
                 scores[what][part] = self._compare(answers, part).metrics

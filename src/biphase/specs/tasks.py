@@ -69,9 +69,7 @@ class Form:
     # for such a mean and √3 times as much for one task. It does not give the others: TC is assumed equal to SC, QA and
     # IR noisier (ReCoRD; 43 queries of MS MARCO).
     assumed_sd: ClassVar[tuple[float, float]]
-    options: ClassVar[
-        tuple[str, ...]
-    ] = ()  # options of the command line that describe own data of this family
+    options: ClassVar[tuple[str, ...]] = ()  # of the command line, that describe own data of this family
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of metrics that are not from 0 to 1
     zero_shot: ClassVar[bool] = False  # can be scored without fine-tuning
     windows: ClassVar[tuple[str, ...]] = ()  # protocols that read a long text in several windows
@@ -93,7 +91,10 @@ class Form:
         return {}
 
     def example(self, values: Sequence[Any], place: str) -> Any:
-        """Return the example of a row with these values of `columns` and `optional`; raise ValueError if it is wrong."""
+        """Return the example of a row with these values of `columns` and `optional`; raise ValueError if it is wrong.
+
+        An example has the attribute `text`, the model's input, and a method `describe` that returns it in one line.
+        """
         raise NotImplementedError
 
 

@@ -161,17 +161,12 @@ def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(tuner_of, two_kin
 def test_optimizer_state_is_kept_of_the_trained_rows_alone(tuner_of, two_kinds):
     some = two_kinds(train=24, batch=8, steps=2)
     tuner = tuner_of()
-    model, _ = tuner.finetune(some, spec_of(layer_decay=SHARE), lr=RATE, seed=1)
+    tuner.finetune(some, spec_of(layer_decay=SHARE), lr=RATE, seed=1)
     grid, whole = tuner.grid, tuner.encoder.trunk.embed_tokens.weight
     assert whole not in grid.adam.state
     assert whole.grad is None
-    occurring = np.union1d(some.ids["train"].flat, [0])
-    rows = len(occurring) + 1
+    rows = len(np.union1d(some.ids["train"].flat, [0])) + 1
     assert len(grid.adam.state[grid.rows.table]["exp_avg"]) == rows < len(whole) / 1.3
-    [group] = [one for one in grid.adam.param_groups if any(p is grid.rows.table for p in one["params"])]
-    assert group["share"] == pytest.approx(SHARE ** (LAYERS + 1))
-    assert group["weight_decay"] == DECAY
-    assert len(grid.parameters) == len(list(model.parameters()))
     optimized = {id(p) for one in grid.adam.param_groups for p in one["params"]}
     assert optimized == {id(one) for one in grid.parameters}
 

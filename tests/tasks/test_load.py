@@ -289,52 +289,24 @@ def test_queries_of_the_test_are_cut_in_the_order_they_appear(tmp_path):
     assert few.test.library == made.test.library
 
 
-@pytest.mark.parametrize("grade", [1, 2])
-def test_pairs_are_those_of_the_grade_that_counts_as_relevant(grade, tmp_path):
+def test_pairs_are_relevant_judgments_or_rows_of_files_that_fill_the_templates(tmp_path):
     train = [("q1", "d1", 2), ("q1", "d2", 1), ("q2", "d1", 2)]
     folder = beir(tmp_path, train=train, test=SOME)
     judge(folder / "qrels" / "validation.tsv", [("q9", "d9", 1)])
     splits = Splits("qrels/train*", "qrels/validation*", "qrels/test*")
-    made = load(Task("ir", replace(IR, relevant=grade), str(folder), splits), documents="judged")
-    expected = [Pair("Query: y1", "Document: t1. x1"), Pair("Query: y2", "Document: t1. x1")]
-    if grade == 1:
-        expected.insert(1, Pair("Query: y1", "Document: . x2"))
-    assert made.train == expected
+    first, last = Pair("Query: y1", "Document: t1. x1"), Pair("Query: y2", "Document: t1. x1")
+    for grade, expected in ((1, [first, Pair("Query: y1", "Document: . x2"), last]), (2, [first, last])):
+        task = Task("ir", replace(IR, relevant=grade), str(folder), splits)
+        assert load(task, documents="judged").train == expected
 
-
-def test_pairs_of_files_fill_the_templates_with_nothing_but_text(tmp_path):
-    folder = beir(tmp_path, test=SOME)
     rows = [{"query": f"a{n}", "positive": f"b{n}", "negative": "c"} for n in range(4)]
-    write(folder / "triplet" / "train-00000-of-00001.parquet", rows)
-    form = replace(IR, pairs="triplet/train*")
-    splits = replace(TESTED, rows=(3, 0, 0))
-    made = load(Task("ir", form, str(folder), splits), documents="judged")
-    assert made.train == [Pair(f"Query: a{n}", f"Document: . b{n}") for n in range(3)]
+    write(folder / "triplet" / "train.parquet", rows)
+    task = Task("ir", replace(IR, pairs="triplet/train*"), str(folder), replace(splits, rows=(3, 0, 0)))
+    pairs = [Pair(f"Query: a{n}", f"Document: . b{n}") for n in range(3)]
+    assert load(task, documents="judged").train == pairs
     for blank in ("", " "):
-        write(
-            folder / "triplet" / "train-00000-of-00001.parquet", [rows[0], {"query": "a", "positive": blank}]
-        )
-        refused(Task("ir", form, str(folder), splits), r"parquet:2.*text.*'positive\|document'")
-
-
-def test_beir_in_parquet_and_in_two_repositories(tmp_path):
-    """As BeIR/nq and BeIR/nq-qrels stand on the hub, copied side by side."""
-    write(tmp_path / "nq" / "corpus" / "corpus-00000-of-00002.parquet", documents(10)[:6])
-    write(tmp_path / "nq" / "corpus" / "corpus-00001-of-00002.parquet", documents(10)[6:])
-    write(tmp_path / "nq" / "queries" / "queries-00000-of-00001.parquet", asks(10))
-    judge(tmp_path / "nq-qrels" / "test.tsv", SOME)
-    task = Task(
-        "nq",
-        replace(CATALOG["nq"].form, queries="queries/*"),
-        str(tmp_path / "nq"),
-        Splits("", "", f"{tmp_path}/nq-qrels/test*", cut=0.5, cut_from="test"),
-        trained_on="msmarco",
-    )
-    made = load(task, documents="judged")
-    assert made.test.library.names == ("d1", "d2", "d3", "d9")
-    assert len(made.validation) + len(made.test) == 3
-    every = load(replace(task, form=replace(task.form, corpus="corpus*")), documents="all")
-    assert every.test.library.names[-1] == "d9"
+        write(folder / "triplet" / "train.parquet", [rows[0], {"query": "a", "positive": blank}])
+        refused(task, r"parquet:2.*text.*'positive\|document'")
 
 
 def test_ids_may_be_numbers_and_judgments_json(tmp_path):

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -318,11 +319,10 @@ def _queries(
     """Return the text of each judged query, from the query files or beside its judgments."""
     if "queries" in files:
         return _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
-    columns = columns_of("Retrieve.query", form.query)
     queries: dict[str, str] = {}
     for part in judged.values():
         for name, text in part.texts.items():
-            query = _filled(form.query, columns, text)
+            query = _filled(form.query, text)
             if queries.setdefault(name, query) != query:
                 raise DataError(
                     f"{whose}: two parts have the query {name!r} with other texts; give one another id"
@@ -367,21 +367,19 @@ def _document_texts(
 
 
 def _pairs(whose: str, form: Retrieve, files: Sequence[Path]) -> list[Pair]:
-    templates = form.query, form.document
-    columns = [columns_of("Retrieve", template) for template in templates]
     pairs = []
     for place, values in read_rows(whose, files, form.pair):
         texts = (
             _text(whose, value, name, place, needed=True)
             for name, value in zip(form.pair, values, strict=True)
         )
-        pairs.append(Pair(*map(_filled, templates, columns, texts)))
+        pairs.append(Pair(*map(_filled, (form.query, form.document), texts)))
     return pairs
 
 
-def _filled(template: str, columns: tuple[str, ...], text: str) -> str:
+def _filled(template: str, text: str) -> str:
     """Fill a template of which only the column "text" is known."""
-    return filled(template, dict.fromkeys(columns, "") | {"text": text})
+    return filled(template, defaultdict(str, text=text))
 
 
 def _text(whose: str, value: Any, column: str, place: str, *, needed: bool = False) -> str:

@@ -164,6 +164,12 @@ WORDS = '{"words": 1, "data": [{}]}\n{"words": 3, "data": [{}], "tokens": 4}\n'
         ("x.tsv", 'a\tb\n"open\t1\nsay "no"\t2\n', {"a": ['"open', 'say "no"']}, [2, 3]),  # no quotes
         ("x.jsonl", WORDS, {"words|tokens": [1, 3]}, [1, 2]),
         ("x.jsonl", WORDS, {"data|words": [[{}], [{}]]}, [1, 2]),
+        (
+            "x.jsonl",
+            WORDS,
+            {"tokens|words": [1, 3]},
+            [1, 2],
+        ),  # the first that the file has, while it is there
         *(
             ("x.json", "\ufeff" + json.dumps(document, indent=indent), {"a": ["x", "y"]}, [1, 2])
             for document in (ROWS, {"version": 1, "data": ROWS})
@@ -194,6 +200,7 @@ def test_every_layout_is_read(name, text, columns, numbers, tmp_path):
         ("x.json", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}', r"x.json:1 .*SQuAD"),
         ("x.json", b'{"data": [{"paragraphs": [{"context": "c", "qas": [[]]}]}]}', r"x.json:1 .*SQuAD"),
         ("x.jsonl", b"1\n", r"x.jsonl:1 is no JSON object"),
+        ("x.jsonl", b"{}\n", r"x.jsonl:1 has no column 'a'"),
         ("x.jsonl", b'{"a": "\xff"}\n', r"x.jsonl:1 is not UTF-8"),
         ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1.*surrogate pair"),
         ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3.*columns.*2"),

@@ -452,14 +452,13 @@ def read_rows(
 
     for path in files:
         where, kind = f"{whose}: {path.name}", kind_of(path.name)[0]
-        present: tuple[str, ...] = ()
         names: list[str | None] = []
         with _refusing_unreadable(whose, path):
-            rows = _arrow_rows(where, path, choose, only) if kind in ARROW else _text_rows(where, path)
-            for number, row in rows:
-                if tuple(row) != present:  # rows of JSON may omit different columns
-                    present = tuple(row)
-                    names = choose(f"{where}:{number}" if kind in JSON else where, present)
+            for number, row in _rows(where, path, choose, only):
+                if not names or any(
+                    name not in row for name in names
+                ):  # rows of JSON may omit different columns
+                    names = choose(f"{where}:{number}" if kind in JSON else where, row)
                 values = tuple(None if name is None else row[name] for name in names)
                 if only is None or str(values[at]) in only[1]:
                     yield f"{path.name}:{number}", values
@@ -543,10 +542,13 @@ def _opened(path: Path) -> Any:
     return pyarrow.CompressedInputStream(str(path), codec)
 
 
-def _text_rows(where: str, path: Path) -> Iterator[Row]:
-    if kind_of(path.name)[0] in JSON:
+def _rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
+    kind, _ = kind_of(path.name)
+    if kind in ARROW:
+        return _arrow_rows(where, path, choose, only)
+    if kind in JSON:
         return _json_rows(where, path)
-    return _conll_rows(where, path) if _is_conll(path) else _separated_rows(where, path)
+    return _conll_rows(where, path) if _is_conll(path) else _separated_rows(where, path, choose)
 
 
 def _arrow_rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
@@ -592,10 +594,8 @@ def _is_document(path: Path) -> bool:
         return bool(first)
     try:
         row = json.loads(first[0])
-    except (
-        ValueError,
-        RecursionError,
-    ):  # an object that goes on in the next line, unless the name says otherwise
+    except (ValueError, RecursionError):
+        # An object that goes on in the next line, unless the file's name says that it is one line.
         return first[0].startswith(b"{") and kind_of(path.name)[0] == ".json"
     return len(first) == 1 and isinstance(row, dict) and isinstance(row.get("data"), list)
 
@@ -675,7 +675,7 @@ def _reader(path: Path, text: str) -> Any:
     return csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
 
 
-def _separated_rows(where: str, path: Path) -> Iterator[Row]:
+def _separated_rows(where: str, path: Path, choose: Choose) -> Iterator[Row]:
     with _opened(path) as stream:
         raw = stream.read().removeprefix(_BOM)
     try:
@@ -684,6 +684,7 @@ def _separated_rows(where: str, path: Path) -> Iterator[Row]:
         line = raw[: wrong.start].count(b"\n") + 1
         raise DataError(f"{where}:{line} is not UTF-8; convert the file") from None
     header: list[str] = []
+    place: dict[str, int] = {}
     start = 1
     try:
         for row in reader:
@@ -693,10 +694,11 @@ def _separated_rows(where: str, path: Path) -> Iterator[Row]:
                     raise DataError(
                         f"{where}:{number} has {len(row)} columns where the header has {len(header)}; correct the row"
                     )
-                # Backwards, so that the first of two columns with one name counts.
-                yield number, dict(zip(header, reversed(row), strict=True))
+                yield number, {name: row[at] for name, at in place.items()}
             elif row:
-                header = row[::-1]
+                header = row
+                choose(where, header)  # a file without rows must have the columns too
+                place = {name: header.index(name) for name in header}  # the first of two with one name
     except csv.Error as wrong:
         raise DataError(f"{where}:{start} is malformed ({wrong}); correct the row") from None
     if not header:

@@ -31,7 +31,7 @@ CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl"
 VALUES = "values.safetensors"
 PREDICTIONS = "predictions.safetensors"  # absent from trials of earlier versions
 PARTS = ("validation", "test")
-_FAMILIES = {family.form.__name__: family for family in FAMILIES.values()}
+_FAMILIES = {family.__name__: family for family in FAMILIES.values()}
 ROUNDING = 1e-6  # tolerance for scores outside their range
 # The exceptions that untrusted JSON can cause when it is read as ours.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)

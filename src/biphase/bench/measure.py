@@ -51,8 +51,9 @@ from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
 from biphase.protocol import padded_vocab
 from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
+from biphase.specs.tasks import AnswerSpan, LabelledText, Question
 from biphase.tasks.encode import Ragged, Tokenization
-from biphase.tasks.load import AnswerSpan, Examples, LabelledText, Question
+from biphase.tasks.load import Examples
 from biphase.training import distributed, optimizer
 from biphase.training.distributed import Ranks, Replicated
 from biphase.training.loop import Hooks, PlainStep, train

@@ -23,12 +23,12 @@ from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, columns_of, filled
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, LabelledText, Numbering, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
-from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read
-from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
-from biphase.tasks.load import DOCUMENT_ID, Examples, LabelledText, Pair, Search, load
+from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
+from biphase.tasks.labels import are_places, in_order, is_number, named, values_of
+from biphase.tasks.load import DOCUMENT_ID, Examples, Pair, Search, load
 from biphase.text import counted
 
 # File name patterns of splits: as a whole name, or at the end of others (eng.train, en_ewt-ud-train.iob2).
@@ -344,14 +344,15 @@ def _names(files: Sequence[Path]) -> str:
 
 
 def _cells(whose: str, files: Sequence[Path], column: str) -> Iterator[Any]:
-    return (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
+    return (cell for _, (cell,) in read_rows(whose, files, (column,)))
 
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
-    if not set(form.target.split("|")) & set(column_names(whose, files[0])):
+    column = form.columns[-1]
+    if not set(column.split("|")) & set(column_names(whose, files[0])):
         return True
-    cells = _cells(whose, files, form.target)
+    cells = _cells(whose, files, column)
     values = (value for cell in cells for value in (cell if isinstance(cell, list) else (cell,)))
     return not isinstance(form, Answer) and all(value in (-1, "-1", None, "") for value in values)
 
@@ -431,14 +432,13 @@ def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[
     for part, files in data.files.items():
         if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
             continue
-        for rows in read(data.whose, files, (column,)):
-            for row, value in enumerate(rows.columns[column]):
-                label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
-                if label is not None:
-                    raise SpecError(
-                        f"{data.whose}: {rows.place(row)} of the {part} part has the label {label!r}, and the train part "
-                        f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
-                    )
+        for place, (value,) in read_rows(data.whose, files, (column,)):
+            label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
+            if label is not None:
+                raise SpecError(
+                    f"{data.whose}: {place} of the {part} part has the label {label!r}, and the train part "
+                    f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
+                )
     return labels
 
 

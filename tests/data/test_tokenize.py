@@ -21,7 +21,7 @@ from pyarrow import parquet
 from biphase import progress
 from biphase.data import corpus as corpus_module
 from biphase.data import tokenize as tokenize_module
-from biphase.data.corpus import blocks, resolve, shards_key, text_hash
+from biphase.data.corpus import blocks, resolve, shards_key, text_hash, write_link
 from biphase.data.shards import Shards
 from biphase.data.tokenize import BlockEncoder, Helpers, TakenOver, tokenize
 from biphase.data.tokenizer import load_saved
@@ -463,15 +463,16 @@ def test_a_hub_corpus_is_read_from_a_folder_which_the_store_records(tmp_path):
         parquet.write_table(table, copy / f"{number}.parquet", row_group_size=30)
     hub = Corpus("fineweb", "hf://owner/name@abc/sample/10BT/*.parquet", BPE(300))
     messages = []
-    shards = shards_of(hub, tmp_path / "store", messages, from_folder=tmp_path / "copy")
+    write_link(hub, Store(tmp_path / "store"), tmp_path / "copy")
+    shards = shards_of(hub, tmp_path / "store", messages)
     assert text_of(shards, shards.train) == [text for text in TEXTS[:200] if text not in HELD]
     assert str(tmp_path / "copy") in messages[0]
     assert "hf://owner/name@abc" in messages[0]
     assert shards_of(hub, tmp_path / "store").folder == shards.folder
     with pytest.raises(DataError, match="--from"):
-        shards_of(Corpus("mine", str(copy), BPE(300)), tmp_path / "store", from_folder=tmp_path)
+        write_link(Corpus("mine", str(copy), BPE(300)), Store(tmp_path / "store"), tmp_path)
     with pytest.raises(DataError, match="absent is not"):
-        shards_of(hub, tmp_path / "store", from_folder=tmp_path / "absent")
+        write_link(hub, Store(tmp_path / "store"), tmp_path / "absent")
 
 
 def test_a_tokenizer_that_tiktoken_cannot_replace_makes_shards_too(corpus, tmp_path):

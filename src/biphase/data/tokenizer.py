@@ -235,9 +235,7 @@ def read(paths: dict[str, Path], source: str) -> Tokenizer:
     # The string "<|endoftext|>" in a document is text, not the end of the document.
     model.encode_special_tokens = True
     tokenizer = _with_special(model, config, source)
-    literal(
-        tokenizer.model, tokenizer.control_ids, source
-    )  # raises if a special token is needed to write text
+    literal(tokenizer.model, tokenizer.control_ids, source)  # raises if text needs a special token
     return tokenizer
 
 
@@ -409,9 +407,7 @@ class TextEncoder:
         """Return the ids of each text from `tokenizers`, the reference."""
         try:
             encodings = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
-        except (
-            Exception
-        ) as wrong:  # a word-level vocabulary without an unknown token raises a plain Exception
+        except Exception as wrong:  # plain, from a word-level vocabulary without an unknown token
             raise DataError(
                 f"the tokenizer cannot encode this text ({one_line(wrong)}); use one with an unknown token"
             ) from None

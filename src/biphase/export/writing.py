@@ -31,10 +31,10 @@ import json
 import logging
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +48,7 @@ from biphase.data.corpus import TOKENIZER_FILES
 from biphase.data.tokenizer import Tokenizer, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
 from biphase.finetune.encoder import TaskModel
-from biphase.models.backbone import LanguageModel
-from biphase.models.encoder import Encoder, TextHead, pack
+from biphase.models.encoder import TextHead, pack
 from biphase.models.hub import load_tokenizer, missing_weights, quietly, windows_of
 from biphase.specs import Hub, Retrieve
 from biphase.store import read_json, write_json
@@ -65,7 +64,6 @@ TEXTS = (
     "日本語 and עברית and 🙂",
     "a",
 )
-BEFORE_MASK = "the cat"
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,13 @@ class ExportedTokenizer:
         return self.named["pad_token"]
 
     @property
-    def token_ids(self) -> dict[str, int | None]:
+    def token_ids(self) -> dict[str, Any]:
         """The special token ids as a model's configuration names them."""
-        return {
-            f"{name}_id": self.named.get(name)
-            for name in ("pad_token", "bos_token", "eos_token", "mask_token")
-        }
+        names = ("pad_token", "bos_token", "eos_token", "mask_token")
+        return {f"{name}_id": self.named.get(name) for name in names}
 
     @property
-    def native_ids(self) -> dict[str, int | None]:
+    def native_ids(self) -> dict[str, Any]:
         """As `token_ids`, for EuroBERT, whose configuration requires a mask token."""
         return self.token_ids | {"mask_token_id": self.named.get("mask_token", self.pad)}
 
@@ -184,39 +180,31 @@ def _template(tokenizer: ExportedTokenizer) -> Any:
 
 
 def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool = False) -> None:
-    """Raise if transformers encodes texts differently; with `fills`, also texts with a mask token."""
+    """Raise if transformers encodes texts differently; with `fills`, also a text with a mask token."""
+    expected: dict[str, Any] = {text: tokenizer.ids(text) for text in TEXTS}
     try:
         with quietly():  # transformers warns about a context of a few tokens
             loaded: Any = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            encoded = {text: loaded(text)["input_ids"] for text in TEXTS}
-            masked_text = f"{BEFORE_MASK} {loaded.mask_token} on the mat"
-            masked = loaded(masked_text, add_special_tokens=False)["input_ids"]
-        named = {name: getattr(loaded, f"{name}_id") for name in tokenizer.named}
+            if (
+                fills and tokenizer.mask_is_ours
+            ):  # without a stray space, which the model never saw, before the mask
+                mask, ids = tokenizer.named["mask_token"], tokenizer.ids("the cat")
+                at = len(ids) - len(tokenizer.after)
+                expected[f"the cat {loaded.mask_token}"] = [*ids[:at], mask, *ids[at:]]
+            found = {text: loaded(text)["input_ids"] for text in expected}
+        found |= {name: getattr(loaded, f"{name}_id") for name in tokenizer.named}
     except Exception as wrong:  # tokenizer classes raise many types
         raise ModelError(
             f"transformers cannot load the tokenizer that was written ({one_line(wrong)}); it cannot be exported"
         ) from None
-    for text, ids in encoded.items():
-        if ids != tokenizer.ids(text):
+    for what, right in (expected | tokenizer.named).items():
+        if found[what] != right:
             raise ModelError(
-                f"transformers reads {text!r} as {ids}, and the model was trained with {tokenizer.ids(text)}; "
+                f"transformers reads {what!r} as {found[what]}, and the model was trained with {right}; "
                 "its tokenizer cannot be exported"
             )
-    before = tokenizer.model.encode(BEFORE_MASK, add_special_tokens=False).ids
-    if (
-        fills
-        and tokenizer.mask_is_ours
-        and masked[: len(before) + 1] != [*before, tokenizer.named["mask_token"]]
-    ):
-        raise ModelError(
-            "transformers reads a stray token before the mask token, which the model never saw; it cannot be exported"
-        )
-    if named != tokenizer.named:
-        raise ModelError(
-            f"transformers takes {named} for special tokens, which are {tokenizer.named}; its tokenizer cannot be exported"
-        )
 
 
 # ---------------------------------------------------------------- sentence-transformers
@@ -225,8 +213,7 @@ def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool =
 SENTENCE_MODULES = "sentence_transformers.models"
 
 
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """The prefixes of queries and documents."""
 
     query: str
@@ -241,35 +228,29 @@ def prompts_of(form: Retrieve) -> Prompts:
 def write_sentences(folder: Path, *, width: int, context: int, prompts: Prompts) -> None:
     """Write the sentence-transformers files beside the model's."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": number, "name": str(number), "path": path, "type": f"{SENTENCE_MODULES}.{kind}"}
+    others = ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    files = {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for number, (path, kind) in enumerate(modules)
         ],
-    )
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": context, "do_lower_case": False})
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {
-            "prompts": {"query": prompts.query, "document": prompts.document},
+        "sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": prompts._asdict(),
             "default_prompt_name": None,
             "similarity_fn_name": "cosine",
         },
-    )
-    pooling = folder / "1_Pooling"
-    pooling.mkdir()
-    others = ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    write_json(
-        pooling / "config.json",
-        {
+        "1_Pooling/config.json": {
             "word_embedding_dimension": width,
             "pooling_mode_mean_tokens": True,
             **{f"pooling_mode_{name}": False for name in others},
             "include_prompt": True,
         },
-    )
+    }
     # Normalize has no configuration, so it has no folder: the hub would not keep an empty one.
+    (folder / "1_Pooling").mkdir()
+    for name, content in files.items():
+        write_json(folder / name, content)
 
 
 # ---------------------------------------------------------------- model
@@ -300,25 +281,13 @@ def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, 
     return tuple(generator.choice(plain, length).astype(np.int64) for length in lengths)
 
 
-def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The trained encoder's hidden states of the texts."""
-    return _tokens(encoder, texts, next(encoder.parameters()).device)
-
-
-def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The trained model's logits of the shorter texts; logits of long texts would need too much memory."""
-    short = tuple(text for text in texts if len(text) < LONGEST) or texts[:1]
-    return _tokens(model.logits, short, model.head.device)
-
-
 @torch.no_grad()
-def _tokens(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...], device: torch.device) -> Probes:
-    """What `read` returns for each token of the texts, one text at a time."""
-    numbers = []
-    for text in texts:
-        packed = pack([text], varlen=False).to(device)
-        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float().cpu())
-    return Probes(texts, tuple(numbers))
+def ours(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...]) -> Probes:
+    """The hidden states or logits that the trained model, called as `read`, gives for each token of the texts."""
+    packed = [pack([text], varlen=False) for text in texts]
+    return Probes(
+        texts, tuple(one.tokens(read(one.ids, one.positions, one.pattern)).float() for one in packed)
+    )
 
 
 @torch.no_grad()
@@ -334,7 +303,7 @@ def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float
     """The largest difference of any vector; `read` calls a transformers model and returns the compared tensor."""
     worst = 0.0
     for texts, ids, mask in _inputs(probes, pad):
-        numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float().cpu()
+        numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float()
         for row, text in enumerate(texts):
             theirs = numbers[row] if numbers.ndim == 2 else numbers[row, : len(probes.texts[text])]
             worst = max(worst, _apart(probes.numbers[text], theirs))
@@ -365,7 +334,7 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 CONFIG = "config.json"
 LEAST = "5.17"  # the lowest version of transformers that exports are tested with
-NEW_FIELDS = ("is_causal", "rope_parameters")  # fields that transformers 4 ignores
+NEW_FIELDS = {"is_causal", "rope_parameters"}  # fields that transformers 4 ignores
 FORMAT = f"one for transformers>={LEAST}, which older versions would read wrongly"
 Edits = dict[str, Any]
 
@@ -376,7 +345,9 @@ class Readback:
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
     probes: Probes
-    numbers: Callable[[Any], Tensor]  # extracts the compared tensor from the model's output
+    outputs: tuple[str, ...] = (
+        "last_hidden_state",
+    )  # the compared fields of its output; several are stacked
 
 
 @dataclass(frozen=True)
@@ -386,7 +357,6 @@ class WrittenForm:
     model: Any
     readbacks: tuple[Readback, ...]
     tries: tuple[Edits, ...] = ({},)
-    native: bool = False  # written as EuroBERT, whatever its original class
 
 
 @dataclass(frozen=True)
@@ -394,19 +364,23 @@ class Written:
     """How a model was written."""
 
     architecture: str  # the class that wrote it
-    native: bool
     deviation: float  # the largest difference found
     edits: Edits  # of its configuration, to make attention bidirectional
     attention: str  # the only implementation that agrees; empty: any
     marked: bool = False  # the weights have a header that transformers 4 refuses
 
     @property
+    def native(self) -> bool:
+        """Whether it is EuroBERT, whatever its original class."""
+        return self.architecture.startswith("EuroBert")
+
+    @property
     def needs(self) -> str:
         """The required version of transformers and what older ones do, as a sentence; empty if any works."""
         if not (self.native or self.marked):
             return ""
-        older = "5.0 and 5.1 read it forwards only" if self.edits else ""
-        return f"It needs transformers {LEAST} or later: 4.x refuses it{', ' if older else ''}{older}."
+        older = ", 5.0 and 5.1 read it forwards only" if self.edits else ""
+        return f"It needs transformers {LEAST} or later: 4.x refuses it{older}."
 
 
 def write_model(
@@ -418,12 +392,13 @@ def write_model(
         _save(form.model, folder, tokenizer.token_ids)
         best = _best(folder, form, tokenizer.pad, differences)
         if best is not None:
+            written = Written(type(form.model).__name__, *best)
             # Older versions refuse EuroBERT by its name.
-            marked = not form.native and any(name in read_json(folder / CONFIG) for name in NEW_FIELDS)
-            if marked:
-                _refuse_old_versions(folder)
-                load(folder, form.readbacks[0].auto)
-            return Written(type(form.model).__name__, form.native, *best, marked)
+            if written.native or not read_json(folder / CONFIG).keys() & NEW_FIELDS:
+                return written
+            _refuse_old_versions(folder)
+            load(folder, form.readbacks[0].auto)
+            return replace(written, marked=True)
         for path in (*folder.glob("*.safetensors*"), folder / CONFIG):
             path.unlink(missing_ok=True)
     why = "; ".join(dict.fromkeys(differences)) or "transformers has no class that computes the same"
@@ -484,7 +459,9 @@ def _reread(folder: Path, readback: Readback, pad: int, *, eager: bool) -> float
     model = load(folder, readback.auto)
 
     def read(**inputs: Tensor) -> Tensor:
-        return readback.numbers(model(**inputs))
+        output = model(**inputs)
+        parts = [output[name] for name in readback.outputs]
+        return torch.stack(parts, dim=-1) if len(parts) > 1 else parts[0]
 
     apart = deviation(readback.probes, read, pad=pad)
     if eager and apart <= TOLERANCE:
@@ -535,9 +512,7 @@ ONNX_INPUTS = ("input_ids", "attention_mask")
 # Relative to the largest value. Thirty layers of a real model, summed in another order, differ by 1e-4; a wrong graph
 # differs by far more.
 ONNX_TOLERANCE = 1e-3
-LARGEST = (
-    1_500_000_000  # bytes of weights stored in the graph's own file; larger weights go into a second file
-)
+LARGEST = 1_500_000_000  # bytes of weights in the graph's own file; larger weights go into a second file
 
 
 def check_onnx_packages() -> None:
@@ -565,11 +540,10 @@ def write_onnx(
     folder: Path, tokenizer: ExportedTokenizer, *, auto: Any = AutoModel, output: str = "last_hidden_state"
 ) -> None:
     """Write the graph of a folder's model into the folder; raise if its outputs differ from torch's."""
-    model = load(folder, auto, attn_implementation="eager")
-    plain = OneOutput(model, output).eval()
+    plain = OneOutput(load(folder, auto, attn_implementation="eager"), output).eval()
     path = folder / GRAPH
     path.parent.mkdir()
-    size = sum(weight.nbytes for weight in model.parameters())
+    size = sum(weight.nbytes for weight in plain.parameters())
     axes = {0: "batch", 1: "length"}
     try:
         with torch.no_grad(), quietly(), _silent_exporter():
@@ -585,7 +559,7 @@ def write_onnx(
             program.save(path, external_data=size > LARGEST)
     except Exception as wrong:  # the exporter raises many types for unsupported operations
         raise ModelError(
-            f"{type(model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
+            f"{type(plain.model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
         ) from None
     refuse_unlike(plain, path, tokenizer)
 
@@ -656,10 +630,10 @@ class Exported:
         """The lines that `biphase export` prints."""
         only = self.written.attention
         attention = f" (with attn_implementation={only!r})" if only else ""
-        graph = " and ONNX" if self.onnx else ""
-        note = f"\n{self.note}" if self.note else ""
-        needs = f"\n{self.written.needs}" if self.written.needs else ""
-        return (
-            f"{self.folder}: {self.written.architecture}{graph}; read again by transformers{attention}, its numbers "
-            f"differ by at most {self.written.deviation:.0e} of their size{note}{needs}"
+        lines = (
+            f"{self.folder}: {self.written.architecture}{' and ONNX' if self.onnx else ''}; read again by transformers"
+            f"{attention}, its numbers differ by at most {self.written.deviation:.0e} of their size",
+            self.note,
+            self.written.needs,
         )
+        return "\n".join(filter(None, lines))

@@ -193,7 +193,7 @@ MUTATIONS = [
         "data/stream.py",
         "while bound < count:",
         "while bound < 0:",
-        "data/test_stream.py::test_a_draw_beyond_the_bound_doubles_it",
+        "data/test_stream.py::test_fixed_shapes_pad_and_never_drop_a_label",
         "fixed shapes lose labels",
     ),
     Mutation(

@@ -6,12 +6,12 @@ through the real machinery; exports are read back by plain transformers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from families.build import CONTEXT, VOCAB, CannotBuild, Family, build, reaches
-from families.table import Verdict
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -273,6 +273,22 @@ def _hidden(model: LanguageModel, ids: Tensor) -> Tensor:
 
 
 # ---------------------------------------------------------------- all of them
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a family."""
+
+    family: str
+    kind: str  # the class of its model
+    became: str  # passed, not exported, refused or not built
+    why: str = ""
+    exported: str = ""  # the class it was written as
+
+    @property
+    def row(self) -> str:
+        cells = (self.family, self.kind, self.became, self.exported, self.why)
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 INTERNAL = ("Error", "object has no attribute", "Traceback", "NoneType")  # what no user should have to read

@@ -111,21 +111,6 @@ def test_the_table_has_losses_before_and_after(adapt, llama, home):
     assert "2 training jobs, 0 done" in err
 
 
-def test_before_the_first_step_the_loss_is_the_model_s_own(adapt, llama, home):
-    from transformers import AutoModelForCausalLM
-
-    out, _ = adapt(llama, steps=1)
-    run, key = run_of(home, end_of(out))
-    shards = Shards.open(home.shards / identities(home).data(run))
-    rows = torch.from_numpy(shards.heldout.span(0, 16 * 32).astype(np.int64)).view(16, 32)
-    model = AutoModelForCausalLM.from_pretrained(llama)
-    with torch.no_grad():
-        logits = model(rows).logits[:, :-1]
-    own = torch.nn.functional.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
-    # Their rows are not cut where ours are, and ours have one word more, the mask: near, not equal.
-    assert heldout(home, key)[0]["clm"] == pytest.approx(float(own), abs=0.05)
-
-
 def test_the_same_command_and_its_plan_compute_nothing_again(adapt, llama, home, verb, monkeypatch):
     first, _ = adapt(llama)
     stamps = {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")}
@@ -159,48 +144,33 @@ def test_a_time_limit_prints_how_to_resume_and_no_table(adapt, llama, home):
 # ---------------------------------------------------------------- options
 
 
-def test_mntp_predicts_one_position_before(adapt, llama, home):
-    out, _ = adapt(llama, "--objective", "mntp", "--ratio", "0.3")
+def test_every_option_reaches_the_run(adapt, decoder, home):
+    model = decoder("Mistral", sliding_window=3)
+    options = (
+        "--objective",
+        "mntp",
+        "--ratio",
+        "0.3",
+        "--lora",
+        "4",
+        "--layer-decay",
+        "0.5",
+        "--windows",
+        "full",
+    )
+    out, _ = adapt(model, *options, "--rope-base", "50000", "--length", "128", "--freeze-embeddings", steps=2)
     run, key = run_of(home, end_of(out))
-    assert run.stages == (Stage(MNTP(0.3), 6),)
-    rows = table(out)
+    assert run.stages == (Stage(MNTP(0.3), 2, rope_base=50_000.0),)
+    assert (run.adapter, run.optimizer.layer_decay) == (LoRA(rank=4, alpha=8), 0.5)
+    assert (run.start.windows, run.packing.length, run.freeze) == ("full", 128, "embeddings")
     measured = heldout(home, key)
-    assert rows["masked, one before 30%"] == tuple(round(measured[step]["mntp30"], 3) for step in (0, 6))
+    assert table(out)["masked, one before 30%"] == tuple(
+        round(measured[step]["mntp30"], 3) for step in (0, 2)
+    )
     lines = out[out.index("before     after") :].split("\n\n")[0].splitlines()[1:]
     assert len({line.rindex(".") for line in lines}) == 1, "the numbers stand below one another"
-
-
-@pytest.mark.parametrize(
-    ("option", "field", "value"),
-    [(("--lora", "4"), "adapter", LoRA(rank=4, alpha=8)), (("--freeze-embeddings",), "freeze", "embeddings")],
-)
-def test_lora_and_frozen_embeddings_leave_embeddings_equal(adapt, llama, home, option, field, value):
-    out, _ = adapt(llama, *option)
-    run, key = run_of(home, end_of(out))
-    assert getattr(run, field) == value
-    before, after = load_file(llama / "model.safetensors"), model_of(home, run, key).model.state_dict()
-    name, other = "model.embed_tokens.weight", "model.layers.0.self_attn.q_proj.weight"
-    assert torch.equal(after[name][:320], before[name])
-    new = after[name][320]  # the mask token, which the tokenizer lacked
-    assert field == "adapter" or torch.allclose(new, before[name].mean(0), atol=1e-6)
-    assert not torch.equal(after[other], before[other])
-    assert table(out)["masked 40%"][1] < table(out)["masked 40%"][0]
-
-
-def test_layer_decay_changes_lower_layers_less(adapt, llama, home):
-    moved = {}
-    before = load_file(llama / "model.safetensors")
-    for share in ("1.0", "0.1"):
-        out, _ = adapt(llama, "--layer-decay", share)
-        run, key = run_of(home, end_of(out))
-        assert run.optimizer.layer_decay == float(share)
-        after = model_of(home, run, key).model.state_dict()
-        moved[share] = [
-            float((after[name] - before[name]).abs().mean())
-            for name in (f"model.layers.{layer}.mlp.up_proj.weight" for layer in (0, 1))
-        ]
-    assert moved["0.1"][0] < 0.3 * moved["0.1"][1]
-    assert moved["1.0"][0] > 0.6 * moved["1.0"][1]
+    _, err = adapt(model, "--length", "128", steps=2, code=2)  # longer than its context
+    assert all(number in err.splitlines()[-1] for number in ("64", "128"))
 
 
 def test_sliding_windows_become_symmetric_or_full(adapt, decoder, home):
@@ -213,15 +183,6 @@ def test_sliding_windows_become_symmetric_or_full(adapt, decoder, home):
         losses[windows] = heldout(home, key)[0]
     assert losses["symmetric"]["clm"] == losses["full"]["clm"], "forwards, a window is what it was"
     assert losses["symmetric"]["mlm40"] != losses["full"]["mlm40"]
-
-
-def test_a_larger_rope_base_allows_longer_rows(adapt, llama, home):
-    out, _ = adapt(llama, "--rope-base", "50000", "--length", "128", steps=2)
-    run, key = run_of(home, end_of(out))
-    assert (run.stages[0].rope_base, run.packing.length) == (50_000.0, 128)
-    assert model_of(home, run, key).model.config.rope_parameters["rope_theta"] == 50_000.0
-    _, err = adapt(llama, "--length", "128", steps=2, code=2)
-    assert all(number in err.splitlines()[-1] for number in ("64", "128"))
 
 
 def test_tasks_option_fine_tunes_both_models(adapt, llama, home):

@@ -16,13 +16,12 @@ import pytest
 import torch
 from families import tiny
 from families.build import Family, build
+from families.checks import check_plain_transformers, check_start
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-from biphase import Hub
-from biphase.attention import AttentionPattern
 from biphase.data.tokenizer import Special, Tokenizer, load_saved
 from biphase.errors import ModelError, SpecError
 from biphase.export import writing
@@ -31,11 +30,9 @@ from biphase.export.checkpoint import export_checkpoint, write_encoder
 from biphase.export.folder import find
 from biphase.export.tuned import export_tuned
 from biphase.export.writing import LEAST, Probes, Readback, WrittenForm, check_tokenizer, ours, probe_texts
-from biphase.models.backbone import TokenizerInfo, from_hub, probe
 
 VOCAB = 320
 TOKENS = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
-IDS, POSITIONS = torch.arange(3, 63)[None], torch.arange(60)[None]
 
 
 def untrained(family, *, windows=True, by=0.15, **fields):
@@ -60,33 +57,6 @@ def refused(call, *args, error=ModelError, **options):
         call(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def check_hidden(model, folder, **options):
-    """Hidden states of a padded batch and of a long text alone, by plain AutoModel, equal those of the model."""
-    loaded = writing.load(folder, AutoModel, **options)
-    ids = torch.from_numpy(np.random.default_rng(7).integers(3, VOCAB, (2, 60)))
-    mask = torch.ones_like(ids)
-    mask[1, 9:] = 0
-    with torch.no_grad():
-        padded = loaded(input_ids=ids, attention_mask=mask).last_hidden_state
-        alone = loaded(input_ids=ids[:1]).last_hidden_state
-        right = [
-            model.hidden(ids[row : row + 1, :length], torch.arange(length)[None], AttentionPattern(False))[0]
-            for row, length in ((0, 60), (1, 9))
-        ]
-    theirs = torch.cat([padded[0], padded[1, :9], alone[0]])
-    return torch.allclose(theirs, torch.cat([right[0], right[1], right[0]]), rtol=1e-3, atol=1e-4)
-
-
-def check_start(model, folder, *, causal=(False,)):
-    """A run that starts from the folder computes what the model computes."""
-    back = from_hub(Hub(str(folder)), TokenizerInfo(VOCAB, 1, mask_is_new=False), length=60).eval()
-    probe(back, vocab=VOCAB)
-    with torch.no_grad():
-        for way in causal:
-            first, second = (one.logits(IDS, POSITIONS, AttentionPattern(way)) for one in (model, back))
-            assert torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
 # ---------------------------------------------------------------- class
@@ -116,9 +86,9 @@ def test_a_llama_in_any_notation_becomes_eurobert(family, fields, tokenizer, tmp
     model = untrained(family, **fields)
     written = write_encoder(model, tokenizer, tmp_path)
     assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
-    assert check_hidden(model, tmp_path)
-    assert check_hidden(model, tmp_path, attn_implementation="eager")
-    check_start(model, tmp_path, causal=(True, False))
+    check_plain_transformers(model, tmp_path)
+    check_plain_transformers(model, tmp_path, attn_implementation="eager")
+    check_start(model, tmp_path, VOCAB, 1)
 
 
 PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
@@ -175,7 +145,7 @@ def test_encoders_keep_their_class_and_decoders_of_their_family_get_it(
     written = write_encoder(model, tokenizer, tmp_path)
     assert written.architecture.lower() == f"{family}formaskedlm"
     assert (written.native, written.edits) == (False, {})
-    assert check_hidden(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
     old = family != "modernbert"  # whose rope base transformers 4 looks for in another field
     assert (weights_format(tmp_path) == "pt", written.needs == "") == (old, old)
 
@@ -184,7 +154,7 @@ def test_gpt2_reads_both_ways_by_its_configuration(tokenizer, tmp_path):
     model = untrained("gpt2")
     written = write_encoder(model, tokenizer, tmp_path)
     assert written.edits["is_causal"] is False
-    assert check_hidden(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
     assert f"transformers>={LEAST}" in weights_format(tmp_path)  # which transformers 4 refuses
     assert LEAST in written.needs
     (declared,) = (line for line in requires("biphase") if line.startswith("transformers"))
@@ -199,17 +169,18 @@ def test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to(tokenizer, t
     assert write_encoder(model, tokenizer, tmp_path).architecture == "MistralForCausalLM"
     # transformers counts a bidirectional window without the token itself.
     assert config_in(tmp_path)["sliding_window"] == 5
-    assert check_hidden(model, tmp_path)
-    check_start(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
+    check_start(model, tmp_path, VOCAB, 1, causal=(False,))
     (tmp_path / "config.json").write_text(json.dumps(config_in(tmp_path) | {"sliding_window": 6}))
-    assert not check_hidden(model, tmp_path)
+    with pytest.raises(AssertionError, match="hidden states"):
+        check_plain_transformers(model, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "native"), [("mistral", True), ("cohere2", False)])
 def test_opened_windows_stay_open(family, native, tokenizer, tmp_path):
     model = untrained(family, windows=False, sliding_window=6)
     assert write_encoder(model, tokenizer, tmp_path).native is native  # without windows Mistral is a Llama
-    assert check_hidden(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
 
 
 def test_a_window_that_a_configuration_narrows_itself_comes_back(tokenizer, tmp_path):
@@ -217,7 +188,7 @@ def test_a_window_that_a_configuration_narrows_itself_comes_back(tokenizer, tmp_
     kinds = ["sliding_attention", "full_attention"]
     model = untrained("gemma3_text", sliding_window=20, use_bidirectional_attention=True, layer_types=kinds)
     write_encoder(model, tokenizer, tmp_path)
-    check_start(model, tmp_path)
+    check_start(model, tmp_path, VOCAB, 1, causal=(False,))
 
 
 def test_eurobert_has_the_context_of_the_window_it_cannot_have(tokenizer, tmp_path):

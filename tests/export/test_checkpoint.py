@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from families.checks import check_plain_transformers, check_start
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from transformers import (
@@ -22,9 +23,8 @@ from transformers import (
 )
 
 from biphase import MLM, WSD, Chunks, Hub, LoRA, Pretrain, Pretrained, Retrieve, Stage, Study
-from biphase.attention import AttentionPattern, pattern_of
+from biphase.attention import AttentionPattern
 from biphase.data.shards import Shards
-from biphase.data.stream import heldout_stream
 from biphase.data.tokenize import tokenize
 from biphase.export.card import data
 from biphase.export.checkpoint import export_checkpoint
@@ -32,14 +32,10 @@ from biphase.export.folder import find
 from biphase.export.writing import prompts_of
 from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
 from biphase.models.hub import quietly
-from biphase.protocol import HELDOUT_OBJECTIVES
 from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.tasks.encode import encode_texts
-from biphase.training import distributed
-from biphase.training.checkpoint import metrics_of
-from biphase.training.distributed import Ranks
-from biphase.training.pretrain import heldout_losses, model_of_checkpoint, starting_model
+from biphase.training.pretrain import model_of_checkpoint
 
 TEXTS = [
     "the cat sees the river",
@@ -64,17 +60,8 @@ def close(theirs, right):
 
 @pytest.mark.parametrize("name", ["masked", "early", "causal"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@torch.no_grad()
 def test_auto_model_gives_the_hidden_states_of_the_trained_model(name, attention, export, ours):
-    tokenizer = AutoTokenizer.from_pretrained(export(name))
-    model = AutoModel.from_pretrained(export(name), attn_implementation=attention)
-    trained = ours(name)
-    padded = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).last_hidden_state
-    for row, text in enumerate(TEXTS):
-        ids = tokenizer(text)["input_ids"]
-        right = of_text(trained.hidden, ids)
-        assert close(model(torch.tensor([ids])).last_hidden_state[0], right)
-        assert close(padded[row, : len(ids)], right)
+    check_plain_transformers(ours(name), export(name), attn_implementation=attention)
 
 
 def test_fill_mask_gives_the_answers_of_the_trained_head(folder, ours):
@@ -132,6 +119,12 @@ def test_the_files_of_a_folder(folder):
 # ---------------------------------------------------------------- biphase again
 
 
+def tokenized(corpus, folder, store):
+    """The shards of the corpus, read by the tokenizer in a folder."""
+    corpus = replace(corpus, tokenizer=Pretrained(str(folder)))
+    return Shards.open(tokenize(corpus, store, processes=1, report=lambda text: None))
+
+
 def test_evaluate_and_transformers_read_the_folder_as_the_checkpoint_is_read(folder, trained, shards):
     spec = replace(trained.study.finetune, length=32)
     run, key = trained.study.runs[0], trained.results["masked"]
@@ -155,37 +148,10 @@ def test_evaluate_and_transformers_read_the_folder_as_the_checkpoint_is_read(fol
     assert np.array_equal(encode_texts(second, spelled).flat, encode_texts(first, spelled).flat)
 
 
-def test_a_run_continues_from_the_folder_without_loss(folder, trained, corpus, shards, tmp_path):
-    first = trained.study.runs[0]
-    corpus = replace(corpus, tokenizer=Pretrained(str(folder)))
-    again = Shards.open(tokenize(corpus, Store(tmp_path), processes=1, report=lambda text: None))
-    old = Shards.open(shards)
+def test_a_run_continues_from_the_folder_without_loss(folder, ours, corpus, shards, tmp_path):
+    old, again = Shards.open(shards), tokenized(corpus, folder, Store(tmp_path))
     assert np.array_equal(again.train.span(0, len(again.train)), old.train.span(0, len(old.train)))
-    run = Pretrain(
-        "on",
-        start=Hub(str(folder)),
-        corpus=corpus,
-        stages=Stage(MLM(0.4), 2),
-        packing=first.packing,
-        batch_tokens=256,
-        schedule=WSD(1e-3, warmup=0, decay=0),
-        precision="fp32",
-    )
-    model = starting_model(run, again, probed=True).eval()
-    alone = Ranks(0, 1, torch.device("cpu"))
-    losses = heldout_losses(
-        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
-        heldout_stream(again, run.packing),
-        HELDOUT_OBJECTIVES,
-        rows=first.heldout_tokens // first.packing.length,
-        micro_rows=8,
-        ranks=alone,
-        autocast=lambda: distributed.autocast(alone.device, "fp32"),
-        fixed=False,
-    )
-    lines = metrics_of(trained.store, trained.results["masked"])
-    last = [line["heldout"] for line in lines if "heldout" in line][-1]
-    assert losses == pytest.approx({name: last[name] for name in losses}, rel=1e-6)
+    check_start(ours("masked"), folder, again.vocab, again.mask_id)
 
 
 # ---------------------------------------------------------------- adapted decoders
@@ -241,20 +207,11 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
     read = Shards.open(store.shards / identities(store).data(run))
     assert read.vocab == 321  # a mask token was added
     right = model_of_checkpoint(run, key, store, read).eval()
-    tokenizer = AutoTokenizer.from_pretrained(exported.folder)
-    assert tokenizer.mask_token_id == 320
-    ids = tokenizer("the <|mask|> river")["input_ids"]
-    with torch.no_grad():
-        hidden = AutoModel.from_pretrained(exported.folder)(torch.tensor([ids])).last_hidden_state[0]
-    assert close(hidden, of_text(right.hidden, ids))
-    again = replace(corpus, tokenizer=Pretrained(str(exported.folder)))
-    reread = Shards.open(tokenize(again, store, processes=1, report=lambda text: None))
+    assert AutoTokenizer.from_pretrained(exported.folder).mask_token_id == 320
+    check_plain_transformers(right, exported.folder)
+    reread = tokenized(corpus, exported.folder, store)
     assert np.array_equal(reread.train.span(0, len(reread.train)), read.train.span(0, len(read.train)))
-    start = starting_model(
-        replace(run, start=Hub(str(exported.folder)), adapter=None), reread, probed=True
-    ).eval()
-    for method in ("hidden", "logits"):
-        assert close(of_text(getattr(start, method), ids), of_text(getattr(right, method), ids))
+    check_start(right, exported.folder, 321, 320)
     embedding = SentenceTransformer(str(exported.folder), device="cpu").encode("the river")
     assert embedding.shape == (32,)
     check_card(exported, tmp_path, in_its_own_class=architecture == "GPT2LMHeadModel")

@@ -607,7 +607,13 @@ class _Tokenization:
             raise DataError(
                 f"corpus {corpus.name!r} has no documents to train on ({skipped}); correct {corpus.source}"
             )
-        self._check_unchanged()
+        now = fingerprints(corpus, self.store)
+        if now != self.hashes:
+            self.attempt.discard()
+            changed = "its tokenizer" if now.content == self.hashes.content else corpus.source
+            raise DataError(
+                f"corpus {corpus.name!r}: {changed} changed while it was read; type the command again"
+            )
         build = self.attempt.build
         for draft in build.rglob("*.part"):
             draft.unlink()
@@ -621,15 +627,6 @@ class _Tokenization:
         if not self.splits.heldout.tokens:
             self.report(
                 f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…'), or --heldout FILE"
-            )
-
-    def _check_unchanged(self) -> None:
-        now, corpus = fingerprints(self.corpus, self.store), self.corpus
-        if now != self.hashes:
-            self.attempt.discard()
-            changed = "its tokenizer" if now.content == self.hashes.content else corpus.source
-            raise DataError(
-                f"corpus {corpus.name!r}: {changed} changed while it was read; type the command again"
             )
 
     def _card(self) -> dict[str, Any]:

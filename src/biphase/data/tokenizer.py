@@ -406,34 +406,31 @@ class TextEncoder:
     def plain(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text from `tokenizers`, the reference."""
         try:
-            encodings = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
+            encodings = self._literal.encode_batch_fast(texts, add_special_tokens=False)
         except Exception as wrong:  # plain, from a word-level vocabulary without an unknown token
             raise DataError(
                 f"the tokenizer cannot encode this text ({one_line(wrong)}); use one with an unknown token"
             ) from None
-        encoded = zip(texts, (np.array(encoding.ids, np.uint32) for encoding in encodings), strict=True)
-        return [self._literally(text) if self._is_control[ids].any() else ids for text, ids in encoded]
+        encoded = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        for ids in encoded:
+            if self._is_control[ids].any():
+                name = self.tokenizer.model.id_to_token(int(ids[self._is_control[ids]][0]))
+                raise DataError(
+                    f"the tokenizer writes what it does not know as {name!r}, which has another meaning too; "
+                    "name another token in its tokenizer_config.json, or use another tokenizer"
+                )
+        return encoded
+
+    @cached_property
+    def _literal(self) -> Any:
+        """The tokenizer, which treats the name of a special token in a text as ordinary text."""
+        return literal(self.tokenizer.model, self.tokenizer.control_ids, "")
 
     @cached_property
     def _is_control(self) -> np.ndarray:
         table = np.zeros(self.tokenizer.vocab, bool)
         table[list(self.tokenizer.control_ids)] = True
         return table
-
-    @cached_property
-    def _without_special(self) -> Any:
-        return without_special(self.tokenizer.model, self.tokenizer.control_ids)
-
-    def _literally(self, text: str) -> np.ndarray:
-        """Return the ids of a text that contains the name of a special token, treating that name as ordinary text."""
-        ids = np.array(self._without_special.encode(text, add_special_tokens=False).ids, np.uint32)
-        if self._is_control[ids].any():
-            name = self.tokenizer.model.id_to_token(int(ids[self._is_control[ids]][0]))
-            raise DataError(
-                f"the tokenizer writes what it does not know as {name!r}, which has another meaning too; "
-                "name another token in its tokenizer_config.json, or use another tokenizer"
-            )
-        return ids
 
     def agrees(self, texts: Iterable[str]) -> bool:
         """Return whether tiktoken and `tokenizers` give the same ids."""

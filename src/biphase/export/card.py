@@ -31,18 +31,6 @@ from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
 from biphase.text import duration, objective_title, short
 
-_NAME = re.compile(r"[\w.+-]{1,60}")
-
-
-def licence_of(hub: Hub) -> str:
-    """The `license:` field of a model's card; empty if there is none, or not a plain name."""
-    try:
-        licence = (metadata_load(hub_file(hub, "README.md")) or {}).get("license")
-    except Exception:  # no card, no network, or invalid YAML: the licence is unknown
-        return ""
-    return licence if isinstance(licence, str) and _NAME.fullmatch(licence) else ""
-
-
 # ---------------------------------------------------------------- snippets
 # FOLDER stands for the folder or the repository.
 
@@ -170,16 +158,13 @@ def grids_of(model: str, store: Store) -> list[TaskScores]:
             continue
         # Trials fine-tuned with causal attention do not measure the encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
-            same = content_key([about["task"], about["trained_on"], _protocol_of(about)])
+            # Fields of the options that an older trial lacks get their defaults.
+            options = decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]})
+            same = content_key([about["task"], about["trained_on"], encode(options)])
             grids[same][about["lr"], about["seed"]] = SavedTrial(key, about)
     return sorted(
         map(TaskScores, grids.values()), key=lambda grid: (grid.task, grid.about["finetune"]["protocol"])
     )
-
-
-def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
-    """The fine-tuning options of a trial; fields that an older trial lacks get their defaults."""
-    return encode(decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]}))
 
 
 def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
@@ -229,11 +214,17 @@ class Base:
 
 
 def base_of(run: Pretrain) -> Base:
-    """The published model that a run started from, with its licence."""
+    """The published model that a run started from, with the licence that its card names."""
     start = lineage(run)[0].start
     if not isinstance(start, Hub):
         return Base()
-    return Base("" if start.local else start.source, without_folders(start.source), licence_of(start))
+    try:
+        licence = (metadata_load(hub_file(start, "README.md")) or {}).get("license")
+    except Exception:  # no card, no network, or invalid YAML: the licence is unknown
+        licence = None
+    if not isinstance(licence, str) or not re.fullmatch(r"[\w.+-]{1,60}", licence):
+        licence = ""  # absent, or not a plain name
+    return Base("" if start.local else start.source, without_folders(start.source), licence)
 
 
 _TEMPLATE = """\

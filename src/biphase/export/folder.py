@@ -92,16 +92,14 @@ def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
             refuse_metadata_only(digits, store)
         why = f"{count} results begin with it; type more digits" if count else "there is no such result"
         raise SpecError(f"{digits} names no one result of {store.root}: {why}")
-    return saved_checkpoint(checkpoints[0], store) if checkpoints else saved_trial(trials[0], store)
+    if checkpoints:
+        return saved_checkpoint(checkpoints[0], store)
+    return SavedTrial(trials[0], read_trial(store, trials[0]))
 
 
 def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
     about = read_checkpoint_file(store.checkpoints / key)
     return SavedCheckpoint(key, decode(about["run"]), int(about["progress"]["step"]), about)
-
-
-def saved_trial(key: str, store: Store) -> SavedTrial:
-    return SavedTrial(key, read_trial(store, key))
 
 
 # ---------------------------------------------------------------- upload

@@ -4,6 +4,7 @@ import gzip
 import json
 import os
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow
@@ -199,29 +200,17 @@ def test_bad_hub_sources_are_refused(source, heldout, facts):
     assert all(fact in str(caught.value) for fact in facts)
 
 
-class Failing(MemoryFileSystem):
-    """A hub that breaks off when it is listed, or when a file is read."""
-
-    def __init__(self, breaks):
-        super().__init__()
-        self.breaks = breaks
-
-    def glob(self, *args, **options):
-        if self.breaks == "glob":
-            raise ConnectionError("no route")
-        return super().glob(*args, **options)
-
-    def open(self, *_, **__):
+@pytest.mark.parametrize("method", ["glob", "open"])
+def test_a_hub_that_cannot_be_reached_gives_the_commands_to_do_without(method, monkeypatch):
+    def broken(*_, **__):
         raise ConnectionError("no route")
 
-
-@pytest.mark.parametrize("breaks", ["glob", "open"])
-def test_a_hub_that_cannot_be_reached_gives_the_commands_to_do_without(breaks):
-    MemoryFileSystem().pipe_file("/datasets/owner/fails@abc/a.jsonl", b"{}")
-    MemoryFileSystem().pipe_file("/datasets/owner/fails@abc/held/b.jsonl", b"{}")
+    for name in ("a.jsonl", "held/b.jsonl"):
+        MemoryFileSystem().pipe_file(f"/datasets/owner/fails@abc/{name}", b"{}")
+    monkeypatch.setattr(MemoryFileSystem, method, broken)
     corpus = corpus_of("hf://owner/fails@abc/*.jsonl", heldout="held")
     with pytest.raises(DataError) as caught:
-        list(blocks(corpus, on_hub(corpus, Failing(breaks)).train))
+        list(blocks(corpus, on_hub(corpus, MemoryFileSystem()).train))
     for fact in (
         "no route",
         "--include '*.jsonl' --include held --include 'held/*' --local-dir FOLDER",
@@ -354,6 +343,10 @@ def test_a_sample_of_a_hub_corpus_never_passes_for_the_whole(store, tmp_path):
     corpora.write_link(HUB, store, copy)
     sample = corpora.corpus_fingerprint(HUB, store)
     assert sample != whole
+    assert corpora.read_link(replace(HUB, name="another"), store)["folder"] == str(
+        copy
+    )  # a source has a link, not a name
+    assert corpora.read_link(replace(HUB, source=HUB.source.replace("abc", "def")), store) is None
     write_files(copy, "data/1.txt")
     assert corpora.corpus_fingerprint(HUB, store) not in (whole, sample)
     corpora.write_link(HUB, store, copy)
@@ -362,20 +355,6 @@ def test_a_sample_of_a_hub_corpus_never_passes_for_the_whole(store, tmp_path):
     assert corpora.corpus_fingerprint(HUB, store) == linked  # recorded in the link
     copy.mkdir()
     assert corpora.corpus_fingerprint(HUB, store) == linked  # also where the disk is not mounted
-
-
-def test_a_link_belongs_to_a_source_and_not_to_a_name(store, tmp_path):
-    sources = ("hf://owner/one@abc/*.txt", "hf://owner/two@abc/*.txt")
-    for number, source in enumerate(sources):
-        write_files(tmp_path / str(number), "a.txt")
-        corpora.write_link(Corpus("cache", source, BPE(300)), store, tmp_path / str(number))
-    for number, source in enumerate(sources):
-        for name in ("cache", "another"):
-            assert corpora.read_link(Corpus(name, source, BPE(300)), store)["folder"] == str(
-                tmp_path / str(number)
-            )
-    assert corpora.read_link(Corpus("cache", sources[0].replace("abc", "def"), BPE(300)), store) is None
-    assert corpora.link_path(Corpus("cache", sources[0], BPE(300)), store) != corpora.HashMemory(store).path
 
 
 # ---------------------------------------------------------------- documents

@@ -26,7 +26,6 @@ from biphase.data.shards import Shards
 from biphase.data.tokenize import BlockEncoder, Helpers, TakenOver, tokenize
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError
-from biphase.presets import CORPORA
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store
 
@@ -474,11 +473,3 @@ def test_a_tokenizer_that_tiktoken_cannot_replace_makes_shards_too(corpus, tmp_p
     assert shards.card["made_from"]["encoder"] == "tokenizers"
     np.testing.assert_array_equal(shards.train.span(0, len(base.train)), base.train.span(0, len(base.train)))
     assert any("normalizes" in line for line in messages)
-
-
-def test_the_builtin_corpus_becomes_shards(tmp_path):
-    shards = shards_of(CORPORA["builtin"], tmp_path / "store")
-    assert shards.vocab == 2048
-    assert 1_200_000 < len(shards.train) < 1_800_000
-    assert 50_000 < len(shards.heldout) < 100_000
-    assert shards.card["skipped"] == {}

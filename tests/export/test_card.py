@@ -1,4 +1,4 @@
-"""The model card: read back by huggingface_hub, with recipe, data, losses and scores, and nothing interpreted."""
+"""The model card: read back by huggingface_hub, with recipe, data, card.losses and card.scores, and nothing interpreted."""
 
 from dataclasses import replace
 
@@ -7,20 +7,8 @@ from huggingface_hub import ModelCard
 
 from biphase import CLM, MLM, LoRA, Stage
 from biphase.errors import SpecError
-from biphase.export.card import (
-    Base,
-    Card,
-    base_of,
-    describe_start,
-    escaped,
-    grids_of,
-    losses,
-    recipe_lines,
-    scores,
-    titled,
-    trial_for_task,
-    without_folders,
-)
+from biphase.export import card
+from biphase.export.card import Base, Card, escaped, grids_of, recipe_lines
 from biphase.export.folder import find
 from biphase.specs import Hub, Pretrain
 
@@ -32,8 +20,8 @@ def checkpoint(trained):
 
 def read(folder):
     """The card as the hub reads it: its front matter and its text."""
-    card = ModelCard.load(folder / "README.md")
-    return card.data.to_dict(), card.text
+    loaded = ModelCard.load(folder / "README.md")
+    return loaded.data.to_dict(), loaded.text
 
 
 def test_the_card_of_a_checkpoint(folder, trained):
@@ -75,15 +63,15 @@ def test_outside_text_is_escaped(checkpoint):
     assert escaped(evil) == "x --- license: mine \\# &lt;script&gt;\\|\\`\\*\\_\\[a\\](b)"
     base = Base("a/b\nc: d", evil, "mit")
     text = Card(evil, "s", "fill-mask", "transformers", [], [], [], base=base).text()
-    card = ModelCard(text)
-    assert card.data.to_dict() == {
+    loaded = ModelCard(text)
+    assert loaded.data.to_dict() == {
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
         "tags": ["biphase"],
         "license": "mit",
         "base_model": "a/b\nc: d",
     }
-    assert card.text.startswith(f"\n# {escaped(evil)}\n")
+    assert loaded.text.startswith(f"\n# {escaped(evil)}\n")
     assert "<script>" not in text
     run = replace(checkpoint.run, name="a|b<i>")
     assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe_lines(replace(checkpoint, run=run))
@@ -91,14 +79,14 @@ def test_outside_text_is_escaped(checkpoint):
 
 def test_sources_are_named_without_folders():
     for source, name in (("/some/where/data.jsonl", "data.jsonl"), ("./folder/model", "model")):
-        assert without_folders(source) == name
+        assert card.without_folders(source) == name
     for source in ("hf://a/b@c/d.parquet", "owner/name"):
-        assert without_folders(source) == source
+        assert card.without_folders(source) == source
 
 
 def test_the_recipe_of_a_checkpoint_before_the_end_and_of_unusual_runs(checkpoint):
     early = replace(checkpoint, step=6)
-    assert (titled(early), titled(checkpoint)) == ("masked, step 6", "masked")
+    assert (card.titled(early), card.titled(checkpoint)) == ("masked, step 6", "masked")
     stages = (Stage(CLM(), 4), Stage(MLM(0.4), 8, rope_base=160_000.0))
     unusual = replace(checkpoint.run, stages=stages, freeze="embeddings")
     object.__setattr__(unusual, "adapter", LoRA(rank=4))  # which a run from scratch may not have
@@ -109,16 +97,16 @@ def test_the_recipe_of_a_checkpoint_before_the_end_and_of_unusual_runs(checkpoin
     ):  # fmt: skip
         text = "\n".join(recipe_lines(saved))
         assert all(fact in text for fact in facts)
-    assert describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
+    assert card.describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
 
 
 def test_losses_before_and_after():
-    table = losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
+    table = card.losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
     assert table[0] == "| held-out loss, nats a token | before | at step 5 |"
     assert table[2:] == [
         "| causal | 3.0000 | 4.0000 |", "| masked 40% | 9.0000 | 2.0000 |", "| masked, one before 40% |  | 1.0000 |",
     ]  # fmt: skip
-    assert len(losses({})) == len(scores([])) == 1  # a sentence
+    assert len(card.losses({})) == len(card.scores([])) == 1  # a sentence
 
 
 @pytest.mark.parametrize(
@@ -135,12 +123,12 @@ def test_losses_before_and_after():
 def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
     if front is not None:
         (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
-    base = base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
+    base = card.base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
     assert (base.model, base.name, base.licence) == ("", tmp_path.name, licence)
     assert ("under the licence" in base.describe()) == bool(licence)
 
 
-# ---------------------------------------------------------------- scores of a store
+# ---------------------------------------------------------------- card.scores of a store
 
 
 @pytest.fixture
@@ -154,7 +142,7 @@ def kinds(store, model):
 
 def refused(*args):
     with pytest.raises(SpecError) as caught:
-        trial_for_task(*args)
+        card.trial_for_task(*args)
     return str(caught.value)
 
 
@@ -165,7 +153,7 @@ def test_the_rate_is_chosen_by_validation_scores_alone(changeable, model):
         )
         changeable.change(trial.key, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
     assert kinds(changeable, model).rate == 1e-3
-    chosen = trial_for_task(model, "kinds", changeable)
+    chosen = card.trial_for_task(model, "kinds", changeable)
     assert (chosen.about["lr"], chosen.about["seed"]) == (1e-3, 0)
 
 

@@ -59,8 +59,7 @@ def whole(corpus, tmp_path, small_blocks):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks, with a report after each."""
-    for module in (corpus_module, tokenize_module):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 20_000)
     monkeypatch.setattr(tokenize_module, "REPORT_SECONDS", 0.0)
 
 
@@ -173,7 +172,7 @@ from biphase.data import corpus, tokenize
 from biphase.store import Store
 from biphase.specs import BPE, Corpus
 if __name__ == "__main__":
-    corpus.BLOCK_BYTES = tokenize.BLOCK_BYTES = 20_000
+    corpus.BLOCK_BYTES = 20_000
     mine = Corpus("mine", sys.argv[1], BPE(400))
     tokenize.tokenize(mine, Store(sys.argv[2]), report=print, processes=2, shard_tokens=10_000)
 """

@@ -46,33 +46,10 @@ from typing import Any
 
 import numpy as np
 
-from biphase.data.corpus import (
-    BLOCK_BYTES,
-    File,
-    FilePosition,
-    Files,
-    Fingerprints,
-    RecordBlock,
-    Tally,
-    blocks,
-    fingerprints,
-    link_path,
-    on_hub,
-    parse,
-    read_link,
-    resolve,
-    text_hash,
-)
+from biphase.data import corpus as corpora
+from biphase.data.corpus import File, FilePosition, Files, Fingerprints, RecordBlock, Tally, blocks, parse
 from biphase.data.shards import SHARD_TOKENS, Tokens, Writer, dtype_for, entropy
-from biphase.data.tokenizer import (
-    Inconvertible,
-    TextEncoder,
-    Tokenizer,
-    fastest,
-    load,
-    load_saved,
-    train,
-)
+from biphase.data.tokenizer import Inconvertible, TextEncoder, Tokenizer, fastest, load, load_saved, train
 from biphase.errors import DataError, StoreError, one_line
 from biphase.metadata import CARD
 from biphase.progress import seconds_between
@@ -103,9 +80,9 @@ def tokenize(
     `processes` 0 uses every core. The caller must hold a lease, so that no other worker tokenizes the same corpus in
     this store; `lost` returns whether another worker has taken the lease over.
     """
-    hashes = fingerprints(corpus, store)
+    hashes = corpora.fingerprints(corpus, store)
     if not store.has(store.shards / hashes.key(corpus)):  # the text will be read anyway, so hash it too
-        hashes = fingerprints(corpus, store, again=True)
+        hashes = corpora.fingerprints(corpus, store, again=True)
     key = hashes.key(corpus)
     folder = store.shards / key
     if not store.has(folder):
@@ -236,7 +213,7 @@ class BlockEncoder:
             ids[at + length - 1] = self.end
             at += length
         sizes = np.array([len(as_bytes) for _, as_bytes in documents], np.int64)
-        held = np.array([text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
+        held = np.array([corpora.text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
         return Encoded(ids, lengths, sizes, held, tally)
 
 
@@ -459,7 +436,7 @@ class _Tokenization:
         begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
         encoder = BlockEncoder(self.attempt.tokenizer, self.corpus.text, begin, special.eos, self.dtype.str)
         # Starting a process takes longer than encoding the few blocks of a small corpus.
-        small = sum(file.size for file in self.files.train) < 2 * BLOCK_BYTES
+        small = sum(file.size for file in self.files.train) < 2 * corpora.BLOCK_BYTES
         self.splits = self._splits()
         with Helpers(encoder, 1 if small else self.processes) as helpers:
             self.encoder = self._encoder()
@@ -472,18 +449,18 @@ class _Tokenization:
 
     def _files(self) -> Files:
         corpus = self.corpus
-        link = read_link(corpus, self.store) if corpus.hub else None
+        link = corpora.read_link(corpus, self.store) if corpus.hub else None
         if corpus.hub and not link:
-            return on_hub(corpus)
+            return corpora.on_hub(corpus)
         if link and "folder" not in link:
             raise DataError(
                 f"corpus {corpus.name!r}: the merged results of this store come from a folder on another machine that "
                 f"stood for {corpus.source}; type biphase tokenize {corpus.name} --from FOLDER for a copy of it, or "
-                f"another --store; to leave those results aside, remove {link_path(corpus, self.store)}"
+                f"another --store; to leave those results aside, remove {corpora.link_path(corpus, self.store)}"
             )
         if link:
             self.report(f"{corpus.name}: read from {link['folder']}, which stands for {corpus.source}")
-        return resolve(corpus, Path(link["folder"]) if link else None)
+        return corpora.resolve(corpus, Path(link["folder"]) if link else None)
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer of this attempt; an earlier process may have saved it in the attempt's folder."""
@@ -510,7 +487,7 @@ class _Tokenization:
             size = 0
             for block in blocks(self.corpus, [file]):
                 for text, as_bytes in parse(block, self.corpus.text, tally):
-                    if self.corpus.heldout or text_hash(as_bytes) % 1000:
+                    if self.corpus.heldout or corpora.text_hash(as_bytes) % 1000:
                         size += len(as_bytes)
                         yield text
                 if size >= each:
@@ -607,7 +584,7 @@ class _Tokenization:
             raise DataError(
                 f"corpus {corpus.name!r} has no documents to train on ({skipped}); correct {corpus.source}"
             )
-        now = fingerprints(corpus, self.store)
+        now = corpora.fingerprints(corpus, self.store)
         if now != self.hashes:
             self.attempt.discard()
             changed = "its tokenizer" if now.content == self.hashes.content else corpus.source

@@ -326,9 +326,7 @@ def test_a_store_keeps_its_keys_on_a_machine_without_the_raw_text(folder, store,
     (folder / ".lost").touch()
     assert corpora.shards_key(corpus, store) == key
     with pytest.raises(Absent):
-        corpora.shards_key(
-            corpus_of(folder, text="body"), store
-        )  # nothing is recorded for another corpus record
+        corpora.shards_key(corpus_of(folder, text="body"), store)  # nothing is recorded for another record
     publish_card(store, corpus, "f" * 32, hashes.tokenizer)
     with pytest.raises(DataError, match="several versions"):
         corpora.shards_key(corpus, store)
@@ -343,9 +341,8 @@ def test_a_sample_of_a_hub_corpus_never_passes_for_the_whole(store, tmp_path):
     corpora.write_link(HUB, store, copy)
     sample = corpora.corpus_fingerprint(HUB, store)
     assert sample != whole
-    assert corpora.read_link(replace(HUB, name="another"), store)["folder"] == str(
-        copy
-    )  # a source has a link, not a name
+    # A link belongs to a source, not to a name.
+    assert corpora.read_link(replace(HUB, name="another"), store)["folder"] == str(copy)
     assert corpora.read_link(replace(HUB, source=HUB.source.replace("abc", "def")), store) is None
     write_files(copy, "data/1.txt")
     assert corpora.corpus_fingerprint(HUB, store) not in (whole, sample)

@@ -46,9 +46,8 @@ def test_an_end_token_closes_its_document():
     assert segments.tolist() == [[0, 0, 0, 1, 1, 2, 3, 3]]
     assert positions_of(segments, 1, 8).tolist() == [[0, 1, 2, 0, 1, 0, 0, 1]]
     assert boundaries_of(segments, fixed=False).tolist() == [0, 3, 5, 6, 8]
-    assert (
-        segments_of(Rows(8), ids, torch.arange(1), seed=0, eos_id=EOS) is None
-    )  # whole rows are one segment
+    # Whole rows are one segment.
+    assert segments_of(Rows(8), ids, torch.arange(1), seed=0, eos_id=EOS) is None
     assert positions_of(None, 2, 4).tolist() == [[0, 1, 2, 3]] * 2
     assert boundaries_of(None, fixed=True) is None
 

@@ -106,9 +106,7 @@ class HubSource:
             path = PurePosixPath(inside)
             if path.is_absolute() or ".." in path.parts or inside.startswith("~"):
                 where = f"leaves the repository of {corpus.source}"
-                raise _refusal(
-                    corpus, f"{inside!r} {where}; name files inside it, e.g. heldout='data/test.parquet'"
-                )
+                raise _refusal(corpus, f"{inside!r} {where}; name files in it, e.g. heldout='test.parquet'")
         return cls(f"{owner}/{name}", revision, pattern)
 
 
@@ -614,9 +612,7 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Record
         yield number, last
 
 
-def _parquet(
-    corpus: Corpus, file: File, raw: IO[bytes], first: int
-) -> Iterator[tuple[int, list[bytes | None]]]:
+def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
     """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
     import pyarrow
     from pyarrow import parquet, types

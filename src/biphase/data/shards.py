@@ -132,9 +132,7 @@ class Shards:
         card = read_card(folder)
         shards = cls(folder, card)
         if (len(shards.train), len(shards.heldout)) != (card["train_tokens"], card["heldout_tokens"]):
-            raise StoreError(
-                f"{folder} holds more or fewer tokens than its card says; remove it and tokenize again"
-            )
+            raise StoreError(f"{folder} has other tokens than its card says; remove it and tokenize again")
         return shards
 
 

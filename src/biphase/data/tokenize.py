@@ -381,12 +381,10 @@ class ReadProgress:
     work.
     """
 
-    def __init__(
-        self, splits: SplitWriter, files: Sequence[File], report: Report, start: FilePosition
-    ) -> None:
+    def __init__(self, splits: SplitWriter, files: Sequence[File], report: Report, at: FilePosition) -> None:
         self.splits, self.report = splits, report
         self.total = sum(file.size for file in files)
-        read = sum(file.size for file in files[: start.file])
+        read = sum(file.size for file in files[: at.file])
         self.earlier, self.earlier_text = self._done(read), splits.counts["text_bytes"]  # by another process
         self.began = self.shown = self.called = time.monotonic()
         self.every = seconds_between(REPORT_SECONDS)
@@ -578,9 +576,8 @@ class _Tokenization:
         corpus = self.corpus
         if not self.splits.train.tokens:
             self.attempt.discard()
-            skipped = self.tally.describe() or (
-                "all documents are held out" if self.tally.records else "its files are blank"
-            )
+            why = "all documents are held out" if self.tally.records else "its files are blank"
+            skipped = self.tally.describe() or why
             raise DataError(
                 f"corpus {corpus.name!r} has no documents to train on ({skipped}); correct {corpus.source}"
             )
@@ -588,9 +585,7 @@ class _Tokenization:
         if now != self.hashes:
             self.attempt.discard()
             changed = "its tokenizer" if now.content == self.hashes.content else corpus.source
-            raise DataError(
-                f"corpus {corpus.name!r}: {changed} changed while it was read; type the command again"
-            )
+            raise DataError(f"corpus {corpus.name!r}: {changed} changed while it was read; run it again")
         build = self.attempt.build
         for draft in build.rglob("*.part"):
             draft.unlink()

@@ -42,6 +42,7 @@ import numpy as np
 from biphase.data.corpus import TOKENIZER_FILES, tokenizer_files
 from biphase.errors import DataError, one_line
 from biphase.specs import BPE, Corpus, Pretrained
+from biphase.store import write_json
 
 
 def merged_pairs(bpe: dict[str, Any]) -> list[tuple[str, str]]:
@@ -181,9 +182,7 @@ class Tokenizer:
             **{name: self.model.id_to_token(number) for name, number in roles.items() if number is not None},
             "biphase": {"mask_rule": self.special.mask_rule},
         }
-        (folder / TOKENIZER_FILES[1]).write_text(
-            json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8"
-        )
+        write_json(folder / TOKENIZER_FILES[1], config)
 
 
 # ---------------------------------------------------------------- load
@@ -200,9 +199,7 @@ def load(corpus: Corpus) -> Tokenizer:
             f"mask token ({tokenizer.special.mask_rule}) included; type vocab={tokenizer.vocab}"
         )
     if corpus.bos and tokenizer.special.bos is None:
-        raise DataError(
-            f"corpus {corpus.name!r}: {spec.source!r} has no token that begins a document; type bos=False"
-        )
+        raise DataError(f"corpus {corpus.name!r}: {spec.source!r} has no begin token; type bos=False")
     return tokenizer
 
 
@@ -210,9 +207,8 @@ def load_saved(folder: Path) -> Tokenizer:
     """Load a tokenizer that `Tokenizer.save` wrote."""
     config = json.loads((folder / TOKENIZER_FILES[1]).read_text("utf-8"))
     rule = config.get("biphase", {}).get("mask_rule", "own")
-    tokenizer = read(
-        {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}, str(folder)
-    )
+    paths = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
+    tokenizer = read(paths, str(folder))
     return replace(tokenizer, special=replace(tokenizer.special, mask_rule=rule))
 
 
@@ -294,9 +290,7 @@ def _named(model: Any, config: dict[str, Any], source: str, name: str, usual: tu
     token = config.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     if token is not None and not isinstance(token, str):
-        raise DataError(
-            f"tokenizer {source!r}: {name} in its tokenizer_config.json is {token!r}, not text; correct it"
-        )
+        raise DataError(f"tokenizer {source!r}: {name} in tokenizer_config.json is {token!r}, not text")
     number = model.token_to_id(token) if token else None
     if token and number is None and name in ("eos_token", "mask_token"):
         raise DataError(
@@ -331,9 +325,7 @@ def train(corpus: Corpus, texts: Iterable[str], report: Callable[[str], None]) -
 
     assert isinstance(corpus.tokenizer, BPE)
     if corpus.bos:
-        raise DataError(
-            f"corpus {corpus.name!r}: a BPE trained here has no token that begins a document; type bos=False"
-        )
+        raise DataError(f"corpus {corpus.name!r}: a BPE trained here has no begin token; type bos=False")
     model = Model(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -535,10 +527,8 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
     Lacking bytes have the first ranks.
     """
     model = spec["model"]
-    plain = not (
-        model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
-    )
-    if model["type"] != "BPE" or not plain or model.get("byte_fallback"):
+    unusual = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback")
+    if model["type"] != "BPE" or any(map(model.get, unusual)):
         raise Inconvertible("it is not a plain byte-level BPE")
     vocab: dict[str, int] = model["vocab"]
     letters = _letters()
@@ -579,9 +569,8 @@ def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple
         return
     from tokenizers import models
 
-    bpe = models.BPE(
-        {token: rank for rank, token in enumerate(dict.fromkeys((*_letters(), *merged)))}, merges
-    )
+    tokens = dict.fromkeys((*_letters(), *merged))
+    bpe = models.BPE({token: rank for rank, token in enumerate(tokens)}, merges)
     for token in merged:
         if len(bpe.tokenize(token)) != 1:
             raise Inconvertible(f"merging does not lead to its token {token!r}")

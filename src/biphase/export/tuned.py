@@ -128,9 +128,7 @@ def retrain(recipe: TrialRecipe, say: Say) -> Retrained:
     tuner = Tuner(recipe.spec, distributed.join().device, lambda model: recipe.encoder, live=live)
     tuner.load(about["model"])
     steps = tuner.family(recipe.trained_on).steps
-    say(
-        f"fine-tuning on {recipe.trained_on.name} again, {steps:,} steps, and scoring it on {recipe.task.name}"
-    )
+    say(f"fine-tuning on {recipe.trained_on.name} again, {steps:,} steps, and scoring on {recipe.task.name}")
     tuned = tuner.tune(
         about["model"], recipe.trained_on, lr=about["lr"], seed=about["seed"], scored_on=[recipe.task]
     )
@@ -158,9 +156,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]
             if key in roots:
                 return roots[key].run, None
     refuse_metadata_only(key, store)
-    raise SpecError(
-        f"the model {key[:8]} that was fine-tuned is not in {store.checkpoints}; run the study again to make it"
-    )
+    raise SpecError(f"the model {key[:8]} that was fine-tuned is not in {store.root}; run the study again")
 
 
 # ---------------------------------------------------------------- classes of transformers
@@ -193,7 +189,7 @@ KINDS: dict[type[Form], Kind] = {
 }
 if missing := FAMILY_OF.keys() - KINDS.keys():
     raise NotImplementedError(
-        f"export.tuned has no class of transformers for {missing} of specs.tasks.FAMILIES"
+        f"export.tuned lacks a class of transformers for {missing} of specs.tasks.FAMILIES"
     )
 
 
@@ -311,9 +307,7 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
         kind, tokenizer = kind_of(recipe), recipe.tokenizer
         refuse_without_class(recipe, kind)
         if onnx and kind.pipeline == ANSWERS:
-            raise SpecError(
-                "a model that answers by start and end has two outputs, not one graph; leave out --onnx"
-            )
+            raise SpecError("answers by start and end are two outputs, not one graph; leave out --onnx")
         retrained = retrain(recipe, say)
         say("writing it, and reading it again")
         written = _write(retrained, kind, folder)

@@ -187,9 +187,8 @@ def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool =
             loaded: Any = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            if (
-                fills and tokenizer.mask_is_ours
-            ):  # without a stray space, which the model never saw, before the mask
+            # A mask of ours takes the space before it: the model never saw that space alone.
+            if fills and tokenizer.mask_is_ours:
                 mask, ids = tokenizer.named["mask_token"], tokenizer.ids("the cat")
                 at = len(ids) - len(tokenizer.after)
                 expected[f"the cat {loaded.mask_token}"] = [*ids[:at], mask, *ids[at:]]
@@ -267,9 +266,7 @@ class Probes:
     """Texts, shortest first, and the trained model's outputs for them."""
 
     texts: tuple[np.ndarray, ...]
-    numbers: tuple[
-        Tensor, ...
-    ]  # of each text: (tokens, n) hidden states or logits; or (n,) logits of the text
+    numbers: tuple[Tensor, ...]  # of each text (tokens, n), or (n,) if they are the logits of the text
 
 
 def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, ...]:
@@ -345,9 +342,7 @@ class Readback:
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
     probes: Probes
-    outputs: tuple[str, ...] = (
-        "last_hidden_state",
-    )  # the compared fields of its output; several are stacked
+    outputs: tuple[str, ...] = ("last_hidden_state",)  # the compared fields; several are stacked
 
 
 @dataclass(frozen=True)
@@ -434,9 +429,7 @@ def _best(
         for edits in form.tries:
             write_json(folder / CONFIG, plain | edits | only)
             try:
-                apart = max(
-                    _reread(folder, readback, pad, eager=not attention) for readback in form.readbacks
-                )
+                apart = max(_reread(folder, each, pad, eager=not attention) for each in form.readbacks)
             except Exception as wrong:  # model classes raise many types
                 differences.append(f"{plain['architectures'][0]}: {one_line(wrong)[:200]}")
                 continue
@@ -518,9 +511,7 @@ def check_onnx_packages() -> None:
     """Refuse early if a required package is not installed."""
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
-        raise SpecError(
-            f"--onnx needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}"
-        )
+        raise SpecError(f"--onnx needs {' and '.join(missing)}; type pip install {' '.join(missing)}")
 
 
 class OneOutput(nn.Module):

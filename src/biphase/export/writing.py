@@ -209,9 +209,6 @@ def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool =
 # ---------------------------------------------------------------- sentence-transformers
 
 
-SENTENCE_MODULES = "sentence_transformers.models"
-
-
 class Prompts(NamedTuple):
     """The prefixes of queries and documents."""
 
@@ -281,10 +278,11 @@ def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, 
 @torch.no_grad()
 def ours(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...]) -> Probes:
     """The hidden states or logits that the trained model, called as `read`, gives for each token of the texts."""
-    packed = [pack([text], varlen=False) for text in texts]
-    return Probes(
-        texts, tuple(one.tokens(read(one.ids, one.positions, one.pattern)).float() for one in packed)
-    )
+    numbers = []
+    for text in texts:
+        packed = pack([text], varlen=False)
+        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float())
+    return Probes(texts, tuple(numbers))
 
 
 @torch.no_grad()

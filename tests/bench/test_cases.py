@@ -38,20 +38,14 @@ def scale(kind="cuda", **options):
 # ---------------------------------------------------------------- cases
 
 
-def test_default_cases_of_a_gpu_and_a_cpu():
+def test_options_replace_the_defaults_of_the_device():
     gpu, cpu = pretrain("cuda", rows=24), pretrain("cpu", rows=24)
     assert (gpu.size, gpu.vocab, gpu.length, gpu.rows, gpu.steps) == ("210m", 128_256, 2_048, 24, 20)
     assert (gpu.objective, gpu.ratio, gpu.packing) == ("mlm", 0.4, "chunks")
-    assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
     assert (cpu.size, cpu.vocab, cpu.length) == ("8m", 2_048, 128)
-    assert cpu.steps < gpu.steps
-
-
-def test_options_replace_defaults():
-    case = pretrain(vocab=49_153, length=512)
-    assert (case.vocab, case.length, case.tokens) == (49_153, 512, 8 * 512)
-    case = pretrain("cpu", rows=3, micro_batches=4)
-    assert case.tokens == 4 * case.rows * case.length
+    assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
+    case = pretrain(vocab=49_153, length=512, micro_batches=4)
+    assert (case.vocab, case.length, case.tokens) == (49_153, 512, 4 * 8 * 512)
     assert "4 micro-batches" in case.title
     assert pretrain(deterministic=True).title.endswith(", deterministic")
 
@@ -154,12 +148,6 @@ def test_a_failed_side_has_no_ratio_and_its_reason_is_shown():
     assert "Trainer, 210m: out of memory" in text
 
 
-def test_unknown_token_counts_are_left_out():
-    facts = Timing(2.0, 2.0, float("nan")).facts()
-    assert facts["seconds"] == 2.0
-    assert not {"tokens", "tokens_per_second"} & facts.keys()
-
-
 # ---------------------------------------------------------------- saved devices
 
 
@@ -231,18 +219,13 @@ def test_failed_cases_are_not_saved(tmp_path):
 @pytest.mark.parametrize(
     ("full", "short"),
     [
-        ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
-        ("NVIDIA L40S", "l40s"),
         ("AMD Instinct MI250X", "mi250x-gcd"),
-        ("NVIDIA GeForce RTX 3060 Ti", "rtx-3060-ti"),
         ("NVIDIA H200 NVL", "h200"),
-        ("NVIDIA RTX A1000 Laptop GPU", "rtx-a1000-laptop-gpu"),
         ("NVIDIA GH200 480GB", "gh200-480gb"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop-gpu"),
-        ("NVIDIA GeForce RTX 4090 D", "rtx-4090-d"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100-sxm4-40gb-mig-1g-5gb"),
     ],
 )

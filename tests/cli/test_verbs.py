@@ -1,7 +1,6 @@
 """The verbs as a user types them: results, one line for a mistake, exit codes, and no heavy imports for light verbs."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -225,18 +224,6 @@ def test_light_verbs_import_nothing_heavy(arguments, allowed, tmp_path):
     done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert time.monotonic() - began < 10  # 0.2, 1.5 and 2 s on an idle machine
-
-
-def test_the_environment_may_name_the_store(study, store):
-    done = subprocess.run(
-        [sys.executable, "-m", "biphase", "plan", study, "--json"],
-        capture_output=True,
-        text=True,
-        env=os.environ | {"BIPHASE_STORE": str(store.root)},
-        check=True,
-    )
-    assert json.loads(done.stdout)["done"] == []
-    assert store.root.joinpath("corpora").exists()
 
 
 @pytest.mark.parametrize(

@@ -110,15 +110,6 @@ def test_what_does_not_fit_is_a_finding_and_all_else_is_measured(verb, no_room_f
 
 
 @pytest.mark.campaign
-def test_what_does_not_fit_is_not_saved_and_said(verb, no_room_for_classes, tmp_path):
-    code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
-    assert code == 0, err
-    assert out.count("out of memory; this case is left out") == 4
-    kinds = [case["kind"] for case in read_json(tmp_path / "devices" / "cpu.json")["cases"]]
-    assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 2, "score": 2}
-
-
-@pytest.mark.campaign
 def test_a_peer_is_measured_where_ours_does_not_fit(verb, monkeypatch):
     normalize, left = torch.nn.functional.normalize, [True]
 

@@ -94,12 +94,6 @@ def test_plan_run_status_plan(study, store):
     assert "all 5 training jobs are done" in again
 
 
-def test_only_restricts_pretraining(study, store):
-    biphase("run", study, "--store", store.root, "--quiet", "--only", "two")
-    done = json.loads(biphase("plan", study, "--store", store.root, "--json"))["done"]
-    assert len(done) == 3
-
-
 def test_a_time_limit_stops_with_a_checkpoint(corpus, tmp_path, store):
     path = tmp_path / "long.py"
     path.write_text(STUDY.format(source=corpus.source, steps=100_000, rest=100_000))

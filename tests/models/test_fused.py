@@ -290,23 +290,7 @@ def test_a_token_changes_what_may_see_it_and_not_a_bit_of_anything_else(causal, 
 # ---------------------------------------------------------------- copies
 
 
-IDS, AT = ids_of(), torch.arange(0, ROWS * T, 3)
-BATCH = Batch(
-    IDS,
-    positions_of(None, ROWS, T),
-    None,
-    None,
-    AT,
-    IDS.flatten()[AT + 1],
-    len(AT),
-    False,
-    torch.arange(ROWS),
-)
-
-
-def spread():
-    """A model whose outputs depend visibly on every weight."""
-    return eurobert(kv_heads=2, init_std=0.1)
+BATCH = batch_of(MLM(0.3))
 
 
 @torch.no_grad()
@@ -354,7 +338,7 @@ def two_new_bases(model):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("change", [learned, loaded, copied, flipped_head, new_base, two_new_bases])
 def test_a_change_is_seen_by_the_next_forward(change, dtype):
-    model = spread()
+    model = made_by(grouped)
     fuse(model, dtype)
     before = loss_of(model)
     change(model)
@@ -366,7 +350,7 @@ def test_a_change_is_seen_by_the_next_forward(change, dtype):
 
 def test_refresh_renews_copies_after_a_change_without_a_trace():
     """A kernel that writes to weights leaves no trace of it; `data` neither."""
-    model = spread()
+    model = made_by(grouped)
     fuse(model, torch.bfloat16)
     loss_of(model)
     for weight in model.parameters():
@@ -385,7 +369,7 @@ def test_refresh_renews_copies_after_a_change_without_a_trace():
     "move", [lambda module: module.double(), lambda module: module.to(CPU)], ids=["cast", "moved"]
 )
 def test_moving_or_casting_drops_the_copies(move):
-    model = spread()
+    model = made_by(grouped)
     fuse(model)
     move(model)
     assert model.encoder.fused is model.head_copy is None
@@ -426,7 +410,7 @@ def test_an_unsupported_trunk_is_refused_with_the_reason(why, make):
 
 
 def test_a_device_without_kernels_takes_the_plain_path():
-    model = spread()
+    model = made_by(grouped)
     assert model.prepare(CPU, "bf16") == "plain"
     assert model.encoder.fused is model.head_copy is None
     assert not model.encoder.graphable

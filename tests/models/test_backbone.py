@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from families import tiny
+from families.tiny import refused
 from torch import nn
 from transformers import AutoModel, AutoTokenizer, LlamaForCausalLM, PhiForCausalLM, pipeline
 
@@ -15,7 +16,7 @@ from biphase import SIZES
 from biphase.attention import AttentionPattern, pattern_of
 from biphase.data.stream import positions_of
 from biphase.data.tokenizer import load_saved
-from biphase.errors import ModelError, SpecError
+from biphase.errors import SpecError
 from biphase.export.checkpoint import write_encoder
 from biphase.export.writing import tokenizer_of, write_tokenizer
 from biphase.fast.trunk import cross_entropy_sum
@@ -41,14 +42,6 @@ TINY = Size("t", 2, 32, 4, 2, 48, "fp32")
 
 def new(size=TINY, *, vocab=64, seed=0):
     return from_scratch(size, vocab=vocab, mask_id=3, length=16, seed=seed)
-
-
-def refused(call, *args, error=ModelError, **options):
-    """The message of a refusal, which is one line."""
-    with pytest.raises(error) as caught:
-        call(*args, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # ---------------------------------------------------------------- new models

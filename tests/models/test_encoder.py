@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from families.tiny import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
@@ -31,7 +32,6 @@ from transformers import (
 )
 
 from biphase.attention import NAME, AttentionPattern, segment_mask
-from biphase.errors import ModelError
 from biphase.models.backbone import probe
 from biphase.models.encoder import (
     ROW,
@@ -50,14 +50,6 @@ from biphase.specs import Hub
 
 CPU = torch.device("cpu")
 VOCAB, CONTEXT, WINDOW = 64, 160, 6
-
-
-def refused(call, *args, **options):
-    """The message of a refusal, which is one line."""
-    with pytest.raises(ModelError) as caught:
-        call(*args, **options)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # ---------------------------------------------------------------- packing

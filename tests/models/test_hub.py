@@ -7,21 +7,12 @@ import sys
 
 import pytest
 import torch
+from families.tiny import refused
 from safetensors.torch import save_file
 from transformers import EuroBertConfig, EuroBertForMaskedLM
 
-from biphase.errors import ModelError
 from biphase.models.hub import is_published, language_model, load_tokenizer, trunk
 from biphase.specs import Hub
-
-
-def refused(call, *args):
-    """The message of a refusal, which is one line."""
-    with pytest.raises(ModelError) as caught:
-        call(*args)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
 
 # ---------------------------------------------------------------- the paper's checkpoints
 

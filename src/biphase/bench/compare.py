@@ -187,8 +187,9 @@ def peer_model(case: PretrainCase) -> nn.Module:
 def pretrain(case: PretrainCase, device: torch.device, *, peer: str, rows: int) -> Timing:
     """Time the Trainer's pretraining, on whole rows whatever our packing: it has no other."""
     case = replace(case, rows=rows)
-    several = {"gradient_accumulation_steps": case.micro_batches}
-    options = arguments(case, device, peer=peer, batch=rows, rate=RATE, **several)
+    options = arguments(
+        case, device, peer=peer, batch=rows, rate=RATE, gradient_accumulation_steps=case.micro_batches
+    )
     data: Any = masked_rows(case)  # any sequence will do
     trainer = Trainer(peer_model(case), options, train_dataset=data)
     return time_trainer(trainer, device, case.warm, tokens=case.tokens, path=f"{rows} rows")

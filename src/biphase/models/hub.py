@@ -153,9 +153,7 @@ def published_config(config: Mapping[str, Any]) -> EuroBertConfig:
 
 
 _EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
-_ATTENTION = re.compile(r"attention$")
 _SWITCHES = ("is_moe", "enable_moe_block")  # False in one of these means that there are no experts
-_LINEAR = re.compile("linear|compressed")
 _KINDS = ("layer_types", "layers_block_type")
 
 
@@ -192,7 +190,7 @@ def refuse_unsuited(config: Any, source: str) -> None:
             "without the losses that balance it; give a dense model"
         )
     kinds = {str(kind) for name in _KINDS for kind in getattr(config, name, None) or ()}  # may be a property
-    others = sorted(kind for kind in kinds if not _ATTENTION.search(kind) or _LINEAR.search(kind))
+    others = sorted(kind for kind in kinds if not re.fullmatch("(?!.*(linear|compressed)).*attention", kind))
     if others:
         raise ModelError(
             f"{source} has layers that are not attention over tokens ({', '.join(others)}): they only read "

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from biphase.bench import compare, measure
-from biphase.bench.cases import LIKE, FinetuneCase, Lengths, PretrainCase, Timing
+from biphase.bench.cases import LIKE, FinetuneCase, Lengths, PretrainCase
 from biphase.bench.measure import BLOCKS, END, HEAD, MASK, OTHER, Dataset, StepClock
 from biphase.errors import BiphaseError
 from biphase.finetune.families import QuestionAnswering, TextClassification, family_of
@@ -36,12 +36,6 @@ def test_ready_is_the_wall_time_until_the_third_step():
         time.sleep(0.01)
         clock.mark()
     assert 0.03 <= clock.ready < clock.marks[-1] - clock.began
-
-
-def test_idle_is_the_share_of_a_step_that_waits_for_data():
-    timing = Timing(2.0, 2.0, 10.0)
-    assert measure.with_idle(timing, 1.5).idle == pytest.approx(0.25)
-    assert measure.with_idle(timing, 2.5).idle == 0
 
 
 # ---------------------------------------------------------------- isolation
@@ -119,10 +113,8 @@ def test_the_kind_of_a_kernel_by_its_name():
 
 def test_products_with_the_vocabulary_are_the_head_and_times_add_up():
     times = {("nvjet_a", True): 2_000.0, ("nvjet_a", False): 4_000.0, ("_swiglu", True): 1_000.0}
-    breakdown = measure.by_kind(times, steps=2)
-    assert list(breakdown.by_kind.items()) == [(BLOCKS, 2.0), (HEAD, 1.0), ("swiglu", 0.5)]
-    assert breakdown.total == 3.5
-    assert breakdown.longest[0] == ("nvjet_a", 3.0)
+    kinds = measure.by_kind(times, steps=2)
+    assert list(kinds.items()) == [(BLOCKS, 2.0), (HEAD, 1.0), ("swiglu", 0.5)]
 
 
 # ---------------------------------------------------------------- the same tokens on both sides

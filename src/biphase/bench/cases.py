@@ -349,29 +349,6 @@ def failure(why: str) -> Timing:
     return Timing(math.nan, math.nan, math.nan, failed=why)
 
 
-@dataclass(frozen=True)
-class Breakdown:
-    """Milliseconds of one step by kind, largest first, and the longest kernels."""
-
-    by_kind: dict[str, float]
-    longest: tuple[tuple[str, float], ...]
-
-    @property
-    def total(self) -> float:
-        return sum(self.by_kind.values())
-
-    def facts(self) -> dict[str, Any]:
-        return {"ms": self.by_kind, "total_ms": self.total, "longest": [list(pair) for pair in self.longest]}
-
-    def table(self) -> str:
-        """Time by kind, then the longest kernels."""
-        rows = [["", "ms", "share"]]
-        rows += [[kind, f"{ms:.2f}", f"{ms / self.total:.0%}"] for kind, ms in self.by_kind.items()]
-        rows.append(["together", f"{self.total:.2f}", ""])
-        longest = [["longest", "ms"], *([name[:90], f"{ms:.2f}"] for name, ms in self.longest)]
-        return f"{aligned(rows)}\n\n{aligned(longest)}"
-
-
 OURS = "biphase"
 SENTENCES = "sentence-transformers"
 NAMES = {OURS: OURS, "trainer": "Trainer", "trainer-compiled": "Trainer compiled", SENTENCES: SENTENCES}
@@ -430,14 +407,17 @@ class Report:
     versions: dict[str, str]
     command: str
     compared: list[Compared] = field(default_factory=list)
-    profiles: dict[str, Breakdown] = field(default_factory=dict)
+    profiles: dict[str, dict[str, float]] = field(default_factory=dict)  # ms of one step by kind, by title
     saved: str = ""
 
     def facts(self) -> dict[str, Any]:
         facts = {name: value for name, value in vars(self).items() if name not in ("compared", "saved")}
         return facts | {
             "results": [case.facts() for case in self.compared],
-            "profiles": {title: profile.facts() for title, profile in self.profiles.items()},
+            "profiles": {
+                title: {"ms": profile, "total_ms": sum(profile.values())}
+                for title, profile in self.profiles.items()
+            },
             "saved": self.saved,
         }
 
@@ -454,7 +434,7 @@ class Report:
         for case in self.compared:  # cases with the same sides share a table
             tables.setdefault(tuple(case.sides), []).append(case)
         parts += [table(cases) for cases in tables.values()]
-        parts += [f"{title}, one step\n{profile.table()}" for title, profile in self.profiles.items()]
+        parts += [f"{title}, one step\n{profile_table(profile)}" for title, profile in self.profiles.items()]
         if self.saved:
             parts.append(f"kept in {self.saved}\nNext: biphase plan {study} --device {self.name}")
         return "\n\n".join(parts)
@@ -491,6 +471,13 @@ def table(compared: list[Compared]) -> str:
             if timing.failed
         ]
     return "\n".join([aligned(rows), *notes])
+
+
+def profile_table(profile: dict[str, float]) -> str:
+    total = sum(profile.values())
+    rows = [["", "ms", "share"]]
+    rows += [[kind, f"{ms:.2f}", f"{ms / total:.0%}"] for kind, ms in profile.items()]
+    return aligned([*rows, ["together", f"{total:.2f}", ""]])
 
 
 def aligned(rows: list[list[str]]) -> str:

@@ -47,7 +47,6 @@ from biphase.bench.cases import (
     SENTENCES,
     BenchCase,
     BenchRequest,
-    Breakdown,
     CaseMaker,
     Compared,
     FinetuneCase,
@@ -511,8 +510,8 @@ class Measuring:
     ) -> Timing:
         """Measure a case on our side, with a profile if requested."""
 
-        def keep(breakdown: Breakdown) -> None:
-            self.report.profiles[case.title] = breakdown
+        def keep(milliseconds: dict[str, float]) -> None:
+            self.report.profiles[case.title] = milliseconds
 
         profile = keep if self.request.profile else None
         timed: Callable[[], Timing]

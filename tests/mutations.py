@@ -1,7 +1,7 @@
 """Mutations: one-line breaks of the source, each with the test that must fail. They show that the tests test.
 
-    python tests/mutations.py                  all of them, two at a time
-    python tests/mutations.py --only holm      those whose name contains "holm"
+    pytest -m campaign tests/test_mutations.py              all of them
+    pytest -m campaign tests/test_mutations.py -k Holm      those whose name contains "Holm"
 
 For each mutation the runner copies src/ to a temporary folder, replaces `old` by `new` in the copy, and runs the named
 test on it in a fresh process. The test must fail by an assertion, a missing refusal or a wrong refusal; a name, import
@@ -11,7 +11,6 @@ or syntax error does not count. The same tests must pass on an unchanged copy. `
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -19,20 +18,14 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 CRUDE = (
-    "NameError",
-    "ImportError",
-    "ModuleNotFoundError",
-    "SyntaxError",
-    "AttributeError",
-    "UnboundLocalError",
-)
+    "NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "AttributeError", "UnboundLocalError",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -718,24 +711,17 @@ def run(tests: Iterable[str], mutation: Mutation | None = None) -> tuple[int, li
             (copy / "biphase" / mutation.file).write_text(source_of(mutation), encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
         report = Path(folder) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x" if mutation else "-q",
-            "--tb=short",
-            f"--junitxml={report}",
-        ]
-        paths = [f"tests/{test}" for test in tests]
-        done = subprocess.run(
-            [*command, *paths], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
+        stop = "-x" if mutation else "-q"
+        command = [sys.executable, "-m", "pytest", stop, "--tb=short", f"--junitxml={report}"]
+        command += [f"tests/{test}" for test in tests]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if not report.exists():
             return done.returncode, [f"ERROR {done.stdout[-2000:]}{done.stderr[-2000:]}"]
-        cases = ET.parse(report).iter("testcase")
-        failed = [(case, found) for case in cases for found in case if found.tag in ("failure", "error")]
+        found = [node for case in ET.parse(report).iter("testcase") for node in case]
         return done.returncode, [
-            f"{'ERROR ' if found.tag == 'error' else ''}{found.get('message', '')}" for _, found in failed
+            f"{'ERROR ' if node.tag == 'error' else ''}{node.get('message', '')}"
+            for node in found
+            if node.tag in ("failure", "error")
         ]
 
 
@@ -747,32 +733,3 @@ def survives(mutation: Mutation) -> str:
     if code != 1 or not messages or any(message.startswith(("ERROR", *CRUDE)) for message in messages):
         return f"{mutation.test} does not fail by what it tests (pytest exits with {code}): {' | '.join(messages)[:500]}"
     return ""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="a part of the name")
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
-    if not chosen:
-        sys.exit(f"no mutation has {options.only!r} in its name")
-    code, messages = run(sorted({mutation.test for mutation in chosen}))
-    if code:
-        sys.exit(f"on the unchanged source: {messages}")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = zip(chosen, pool.map(survives, chosen), strict=True)
-        left = 0
-        for mutation, why in results:
-            left += bool(why)
-            print(
-                f"{'SURVIVES' if why else 'detected'}  {mutation.name}{': ' if why else ''}{why}", flush=True
-            )
-    print(f"{len(chosen) - left} of {len(chosen)} mutations are detected")
-    sys.exit(1 if left else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -15,9 +16,10 @@ import pytest
 from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
 from biphase.papers.gisserot2025 import PAPER
-from biphase.report.build import KNOWN, build, escape, latex, markdown
+from biphase.report.build import KNOWN, build, escape, latex
 from biphase.report.content import collect
-from biphase.report.page.render import AxisScale, Mark, drawing, inside_script
+from biphase.report.page.render import AxisScale, Mark, drawing, inside_script, markdown
+from biphase.report.statistics.intervals import Estimate
 from biphase.store import Store
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
@@ -421,10 +423,14 @@ def test_latex_tables_compile_and_show_the_same_numbers(built):
 # ---------------------------------------------------------------- forest plots
 
 
+def mark(mean, low=math.nan, high=math.nan, **fields):
+    return Mark(Estimate(mean, 0.0, 3, low, high, 0.5, ""), **fields)
+
+
 def test_forest_rows_share_a_scale_with_zero_and_a_long_interval_is_cut_and_marked():
-    mark = Mark(1.0, 0.5, 1.5, examples=(0.2, 1.8), paper=1.2, margin=-0.5)
-    marks = [Mark(1.0, -100.0, 102.0), Mark(2.0, 1.5, 2.5), mark, Mark(float("nan"))]
-    scale = AxisScale(marks)
+    everything = mark(1.0, 0.5, 1.5, examples=(0.2, 1.8), paper=1.2, margin=-0.5)
+    marks = [mark(1.0, -100.0, 102.0), mark(2.0, 1.5, 2.5), everything, mark(math.nan)]
+    scale = AxisScale(marks, 210)
     assert scale.high - scale.low < 20
     assert scale.at(-1.0) < scale.at(0) < scale.at(2.0)
     assert 0 in scale.ticks()

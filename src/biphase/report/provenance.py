@@ -203,16 +203,6 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class MissingTrials:
-    """The number of missing trials of one result on one task."""
-
-    result: str
-    task: str
-    missing: int
-    of: int
-
-
-@dataclass(frozen=True)
 class Unusable:
     """A trial or checkpoint that failed or cannot be read."""
 
@@ -227,7 +217,7 @@ class Missing:
 
     done: int
     of: int
-    gaps: tuple[MissingTrials, ...]
+    gaps: tuple[ScoreGrid, ...]  # incomplete ones
     failed: tuple[Unusable, ...]
     unreadable: tuple[Unusable, ...]
     untrained: tuple[str, ...]  # results whose pretraining is not finished
@@ -278,13 +268,12 @@ def missing(evidence: Evidence, summaries: list[RunSummary]) -> Missing:
                 failed.append(Unusable(title, key, grid.missing[key]))
     order = [run.name for run in summaries]
     grids = sorted(evidence.grids.values(), key=lambda grid: order.index(grid.result))
-    gaps = [MissingTrials(grid.result, grid.task.name, grid.of - grid.done, grid.of) for grid in grids]
     unreadable = [Unusable(run.name, run.key, run.wrong) for run in summaries if run.wrong]
     unreadable += [Unusable(titles.get(key, key), key, why) for key, why in evidence.unreadable.items()]
     return Missing(
         done=done,
         of=of,
-        gaps=tuple(gap for gap in gaps if gap.missing),
+        gaps=tuple(grid for grid in grids if grid.done < grid.of),
         failed=tuple(failed),
         unreadable=tuple(unreadable),
         untrained=tuple(run.name for run in summaries if run.standing != "done" and not run.wrong),

@@ -11,7 +11,6 @@ import math
 import re
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from biphase.report.figures.description import PALETTES, Axis, Dash, Figure, Marker, Panel, Series
@@ -101,19 +100,17 @@ def script() -> str:
     return javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def draw(figure: Figure, folder: Path) -> list[Path]:
-    """Write FOLDER/<id>.svg and .pdf; a figure with views has a pair for each. The same figure gives the same bytes."""
+def draw(figure: Figure) -> dict[str, bytes]:
+    """The figure as <id>.svg and <id>.pdf; one with views as a pair for each. The same figure gives the same bytes."""
     from vl_convert import svg_to_pdf, vega_to_svg
 
-    folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
+    drawings: dict[str, bytes] = {}
     for view in range(max(1, len(figure.views))):
         name = f"{figure.id}-{figure.views[view].name.lower()}" if view else figure.id
         svg = _numbered(vega_to_svg(specification(figure, PRINT, view)))
-        paths += [folder / f"{name}.svg", folder / f"{name}.pdf"]
-        paths[-2].write_text(svg, encoding="utf-8")
-        paths[-1].write_bytes(_ordered(svg_to_pdf(_in_points(svg))))
-    return paths
+        drawings[f"{name}.svg"] = svg.encode()
+        drawings[f"{name}.pdf"] = _ordered(svg_to_pdf(_in_points(svg)))
+    return drawings
 
 
 def _numbered(svg: str) -> str:

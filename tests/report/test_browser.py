@@ -303,7 +303,7 @@ def test_paper_is_light_and_shows_everything(visit, built):
 @contextlib.contextmanager
 def watched(plan, store, folder):
     """A watcher and its server, until the end of the block."""
-    watcher = Watcher(lambda: plan, store, folder, say=print, stop=threading.Event())
+    watcher = Watcher(lambda: plan, store, folder, say=print)
     watcher.look()
     with listen(0) as server:
         server.watcher = watcher

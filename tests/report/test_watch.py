@@ -21,7 +21,7 @@ from biphase.study.ledger import finetunings
 
 def watch(plan, store, folder):
     said = []
-    made = Watcher(lambda: plan, store, folder, say=said.append, stop=threading.Event())
+    made = Watcher(lambda: plan, store, folder, say=said.append)
     made.said = said
     made.look()
     return made

@@ -6,7 +6,6 @@ writes the report.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import StoreError
-from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
@@ -126,7 +124,8 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
 
 def _machines(evidence: Evidence) -> tuple[MachineUsed, ...]:
     """The machines by device and software; most used first, then by name."""
-    trained = Counter(_machine(progress.get("machine", {})) for progress in _progress(evidence))
+    entries = ledger.survey_jobs(evidence.plan, evidence.store).values()
+    trained = Counter(_machine(entry.progress.get("machine", {})) for entry in entries if entry.progress)
     tuned = Counter(_machine(machine) for grid in evidence.grids.values() for machine in grid.machines)
     every = sorted({*trained, *tuned}, key=lambda machine: (-trained[machine] - tuned[machine], machine))
     return tuple(MachineUsed(*machine, trained[machine], tuned[machine]) for machine in every)
@@ -141,16 +140,6 @@ def _machine(facts: dict[str, Any]) -> tuple[str, str]:
     if facts.get("path") == "fused":
         software.append("fused kernels")
     return facts.get("device") or "not recorded", ", ".join(software)
-
-
-def _progress(evidence: Evidence) -> Iterable[dict[str, Any]]:
-    """The progress record of every finished checkpoint; those that fail validation are left out."""
-    store = evidence.store
-    for key in evidence.plan.jobs:
-        folder = store.readable(store.checkpoints / key)
-        if store.has(folder):
-            with contextlib.suppress(StoreError):
-                yield read_checkpoint_file(folder)["progress"]
 
 
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
@@ -309,7 +298,6 @@ class RunSummary:
 
     name: str
     model: str  # the name of the model it belongs to
-    seed: int
     recipe: Recipe
     key: str
     way: tuple[JobCost, ...]  # training jobs from the root
@@ -340,14 +328,13 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
     grids = [evidence.grids[name, task] for task in evidence.tasks]
     spent = cost(plan, store, name)
     try:
-        about, heldout, wrong = checkpoint_of(plan, store, name), last_heldout(plan, store, name), ""
+        about, measured, wrong = checkpoint_of(store, key), ledger.measured(plan, store, name), ""
     except StoreError as damage:  # a report must not reveal where the store is
-        about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
+        about, measured, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
     progress = about.get("progress", {})
     return RunSummary(
         name=name,
         model=model,
-        seed=recipe.seed,
         recipe=recipe,
         key=key,
         way=tuple(by_key[job.key] for job in plan.path(key)),
@@ -357,21 +344,8 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
         devices=int(progress.get("world", 1)),
         device=spent.device,
         epochs=about.get("epochs"),
-        heldout=heldout,
+        heldout=list(measured.values())[-1] if measured else {},
         standing=by_key[key].standing if key in by_key else "done",
         trials=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
         wrong=wrong,
     )
-
-
-def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
-    """The last held-out losses measured on the path to a result.
-
-    Only the lines that contain held-out losses are parsed, because curves are long.
-    """
-    for job in reversed(plan.path(plan.results[result])):
-        folder = store.readable(store.checkpoints / job.key)
-        if store.has(folder):
-            measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
-            return measured[-1]["heldout"] if measured else {}
-    return {}

@@ -18,7 +18,7 @@ from biphase.specs import Objective
 Item = TypeVar("Item")
 Key = TypeVar("Key")
 Numbers = tuple[float, ...]
-Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon", "none"]
+Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 Shade = Literal["-soft", "-half-soft", "", "-half-deep", "-deep"]
 Side = Literal["right", "above"]
@@ -60,6 +60,15 @@ class Series:
     side: Side = "right"  # where a label stands relative to its point
     views: tuple[Numbers, ...] = ()  # x in each view of the figure; the first equals `x`
     legend: bool = True
+
+
+SeriesRow = tuple[float, float, str]  # x, y and hover text of a point
+
+
+def series_of(name: str, look: Style, rows: Sequence[SeriesRow], **fields: Any) -> Series:
+    """A series from its points; the other fields of `Series` by name."""
+    x, y, hover = zip(*rows, strict=True) if rows else ((), (), ())
+    return Series(name, look, x, y, hover=hover, **fields)
 
 
 @dataclass(frozen=True)

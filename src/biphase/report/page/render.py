@@ -354,7 +354,7 @@ def run_facts(run: RunSummary) -> list[tuple[str, str]]:
     facts = [
         ("Recipe", recipe.words()),
         ("Key", run.key),
-        ("Pretraining seed", str(run.seed)),
+        ("Pretraining seed", str(recipe.seed)),
         ("Parameters", f"{recipe.parameters:,}" if recipe.parameters else ""),
         (
             "Steps",

@@ -61,27 +61,12 @@ class Provenance:
     machines: tuple[MachineUsed, ...]
     protocol: tuple[tuple[str, str], ...]
     spent: tuple[tuple[str, str], ...]
-    joules: float | None
-    metered: tuple[int, int]  # finished training jobs with known joules, and all finished ones
-
-    @property
-    def energy(self) -> str:
-        """The energy as text; empty if no device reported it."""
-        if not self.joules:
-            return ""
-        metered, done = self.metered
-        part = "" if metered == done else f" of {metered:,} of {done:,} training jobs"
-        return (
-            f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{part}, "
-            "as the GPUs reported it, including everything else that ran on them"
-        )
 
 
 def provenance(evidence: Evidence) -> Provenance:
     """Collect the provenance of a report from the store."""
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
-    joules = [cost.joules for cost in evidence.job_costs if cost.joules is not None]
     return Provenance(
         version=code_version(),
         study=content_key(encode(plan.study)),
@@ -89,8 +74,6 @@ def provenance(evidence: Evidence) -> Provenance:
         machines=_machines(evidence),
         protocol=_protocol(finetune, evidence) if finetune else (),
         spent=_spent(evidence),
-        joules=sum(joules) or None,
-        metered=(len(joules), sum(cost.standing == "done" for cost in evidence.job_costs)),
     )
 
 
@@ -144,10 +127,11 @@ def _machine(facts: dict[str, Any]) -> tuple[str, str]:
 
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     costs = evidence.job_costs
+    done = [cost for cost in costs if cost.standing == "done"]
     trained = [cost.seconds * cost.devices for cost in costs if cost.seconds is not None]
-    tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
-    tokens = sum(cost.tokens for cost in costs if cost.standing == "done")
-    flops = [cost.flops for cost in costs if cost.standing == "done"]
+    tuned = sum(float(np.nansum(grid.seconds)) for grid in evidence.grids.values())
+    tokens, flops = sum(cost.tokens for cost in done), [cost.flops for cost in done]
+    joules = [cost.joules for cost in costs if cost.joules is not None]
     spent = []
     if trained:
         jobs = counted(len(trained), "training job")
@@ -155,9 +139,14 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     if tokens:
         counts = "" if None in flops else f", {sum(count for count in flops if count):.3g} model FLOPs"
         spent.append(("Trained on", f"{short(tokens)} tokens{counts}"))
-    if any(tuned):
+    if tuned:
+        scores = f"{evidence.count[0]:,} scores"
+        spent.append(("Fine-tuning", f"{_hours(tuned)} over all processes, {scores}"))
+    if sum(joules):
+        part = "" if len(joules) == len(done) else f" of {len(joules):,} of {len(done):,} training jobs"
+        energy = f"{sum(joules) / 3.6e6:,.2f} kWh for the pretraining{part}"
         spent.append(
-            ("Fine-tuning", f"{_hours(sum(tuned))} over all processes, {evidence.count[0]:,} scores")
+            ("Energy", f"{energy}, as the GPUs reported it, including everything else that ran on them")
         )
     return tuple(spent)
 

@@ -232,15 +232,6 @@ def test_a_study_file_that_is_being_edited_leaves_the_page_as_it_was(watcher, le
         serve(broken, store, watcher.folder, port=0, say=watcher.said.append)
 
 
-def test_a_damaged_trial_is_told_and_does_not_end_the_watch(ledger, tmp_path):
-    plan, store = ledger
-    trial = next(iter(finetunings(plan))).trials[0]
-    (store.trials / trial.key / "trial.json").write_text("{")
-    made = watch(plan, store, tmp_path / "report")
-    assert "1 failed" in made.progress["said"]
-    assert b"cannot be read" in made.shown.texts["/"][1]
-
-
 def test_the_fingerprint_costs_little_and_sees_every_kind_of_change(ledger):
     plan, store = ledger
     seen = {fingerprint(plan, store)}

@@ -85,13 +85,9 @@ def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
     measured = _measured(parts)
     training = [series for part in parts for series in _training(part, legend=not measured)]
     panels = [_loss_panel("Training", "loss, nats per token", training, verticals, last)]
-    unlabelled = tuple(
-        replace(vertical, label="") for vertical in verticals
-    )  # labels in the first panel only
+    unlabelled = tuple(replace(vertical, label="") for vertical in verticals)  # as in the first panel
     for objective in measured:
-        heldout = [
-            series_of(part.name, part.look, _heldout_rows(part, objective), draws="line") for part in parts
-        ]
+        heldout = [_heldout(part, objective) for part in parts]
         known = [series for series in heldout if series.x]
         panels.append(_loss_panel(f"Held out, {named(objective)}", "", known, unlabelled, last))
     return Figure("losses", "How the losses fell", _losses_caption(parts), tuple(panels))
@@ -169,11 +165,12 @@ def _training(part: CurvePart, *, legend: bool) -> list[Series]:
     return lines
 
 
-def _heldout_rows(part: CurvePart, objective: str) -> list[SeriesRow]:
-    return [
+def _heldout(part: CurvePart, objective: str) -> Series:
+    rows = [
         (float(step), loss, f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}")
         for step, loss in part.line(part.curve.heldout.get(objective, []))
     ]
+    return series_of(part.name, part.look, rows, draws="line")
 
 
 def _measured(parts: list[CurvePart]) -> list[str]:

@@ -351,15 +351,13 @@ def run_facts(run: RunSummary) -> list[tuple[str, str]]:
     """What is known of a run beside its numbers."""
     recipe = run.recipe
     device = f"{run.devices} × {run.device}" if run.device and run.devices > 1 else run.device
+    steps = f"{recipe.steps:,} of {recipe.tokens // recipe.steps:,} tokens each" if recipe.steps else ""
     facts = [
         ("Recipe", recipe.words()),
         ("Key", run.key),
         ("Pretraining seed", str(recipe.seed)),
         ("Parameters", f"{recipe.parameters:,}" if recipe.parameters else ""),
-        (
-            "Steps",
-            f"{recipe.steps:,} of {recipe.tokens // recipe.steps:,} tokens each" if recipe.steps else "",
-        ),
+        ("Steps", steps),
         ("Device", device),
         ("Held-out loss, nats", ", ".join(f"{name} {loss:.3f}" for name, loss in run.heldout.items())),
         ("Cannot be read", run.wrong),

@@ -16,7 +16,6 @@ from biphase.report.evidence import Evidence, Resamples, gather
 from biphase.report.figures import Figure, figures
 from biphase.report.headline import Headline, headline
 from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
-from biphase.report.recipes import FirstPublished
 from biphase.report.verdicts import Finding, judge
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
@@ -106,7 +105,7 @@ class Content:
 def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     """Read the scores of a plan from a store and compute the report's content."""
     papers = papers_of(plan.study)
-    evidence = gather(plan, store, FirstPublished(tuple(paper.published for paper in papers)))
+    evidence = gather(plan, store, papers[0].published if papers else None)
     draws = Resamples(evidence)
     estimates = estimate(evidence, draws)
     findings = tuple(judge(evidence, papers, draws))

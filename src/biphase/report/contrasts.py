@@ -70,11 +70,8 @@ class ScoreView:
 
     def resampled(self, model: Model, tasks: tuple[str, ...], metric: str = "") -> Floats | None:
         """Mean over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has no values."""
-        tables = [self.draws.of(model, task, metric) if self.draws else None for task in tasks]
-        known = [table for table in tables if table is not None]
-        if len(known) < len(tasks):
-            return None
-        return 100 * np.mean(known, axis=0)[:, self.rows[model.name]]
+        table = self.draws.of(model, tasks, metric) if self.draws else None
+        return None if table is None else 100 * table[:, self.rows[model.name]]
 
 
 class Quantity(ABC):

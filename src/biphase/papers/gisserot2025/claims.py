@@ -31,6 +31,8 @@ from biphase.report.contrasts import (
 )
 from biphase.report.recipes import Model
 from biphase.report.selectors import (
+    EACH_SHORTER,
+    SECOND_LONGEST,
     AcrossSizes,
     BaseOf,
     Case,
@@ -38,12 +40,7 @@ from biphase.report.selectors import (
     Recipes,
     Select,
     SharedRatios,
-    each_shorter,
     ends,
-    last_beyond,
-    last_within,
-    longest_two,
-    second_longest,
 )
 from biphase.specs import Family
 
@@ -262,7 +259,7 @@ RATIOS = (
         contrast="spread over ratios (largest − smallest, seed by seed, mean over families) of MLM from scratch − after CLM > 0",
         needs="needs MLM runs at three ratios or more, and the same ratios after CLM for nine tenths of the same length",
         on=ALL,
-        models=SharedRatios(at_least=3),
+        models=Select((SharedRatios(after_clm=False), SharedRatios(after_clm=True))),
         contrasts=(
             Pattern(
                 lambda on, scratch, after: (
@@ -288,7 +285,7 @@ RATIOS = (
 
 
 ON_THE_WAY = (Recipes("mlm", USUAL, before_decay=True), Recipes("clm", before_decay=True))
-LATE = last_beyond(0.5)
+LATE = (0.5, math.inf)  # shares of the longest run
 AFTER = "after {0:,} steps"
 
 EFFICIENCY = (
@@ -301,7 +298,7 @@ EFFICIENCY = (
         "(keep=…)",
         on=ALL,
         # An eighth selects the checkpoint at 5,000 of the paper's 42,000 steps.
-        models=Select(ON_THE_WAY, last_within(0.125), when=AFTER),
+        models=Select(ON_THE_WAY, within=(0.0, 0.125), when=AFTER),
         contrasts=(above(1, 0, when=True),),
         figure="efficiency",
         paper="at 5,000 of 42,000 steps, 610m: +6.07, +1.81, +6.41, +10.72 (SC, TC, QA, IR)",
@@ -315,7 +312,7 @@ EFFICIENCY = (
         contrast="at the last common undecayed checkpoint: MLM 40% − CLM on SC, QA, IR and CLM − MLM 40% on TC",
         needs="needs checkpoints of an MLM 40% and a CLM run at the same step in the second half of the budget (keep=…)",
         on=ALL,
-        models=Select(ON_THE_WAY, LATE, when=AFTER),
+        models=Select(ON_THE_WAY, within=LATE, when=AFTER),
         contrasts=(
             above(on=("SC",), when=True, remark=overtaking),
             above(1, 0, on=("TC",), when=True, remark=overtaking),
@@ -416,7 +413,7 @@ STAGES = (
         contrast="C13's contrast at every smaller budget of that size; each family",
         needs=f"{FIRST}, and an MLM 40% run of the same size and length, both at two lengths or more",
         on=ALL,
-        models=Select((QUARTER, MLM), each_shorter, sizes="smallest", when="{0:,} steps"),
+        models=Select((QUARTER, MLM), EACH_SHORTER, sizes="smallest", when="{0:,} steps"),
         contrasts=(above(when=True),),
         figure="splits",
         paper="no such pairs known; at 22,000 steps 50-50 is best on QA (55.97), 75-25 on IR (77.81)",
@@ -494,7 +491,7 @@ CONTINUED = (
         contrast="CLM base − MLM base after the second longest continuation > −0.5 points; on SC, TC, IR",
         needs=f"{TWO_BASES} at two lengths",
         on=SAME,
-        models=Select(BASES, second_longest, when=STEPS_ON),
+        models=Select(BASES, SECOND_LONGEST, when=STEPS_ON),
         contrasts=(above(on=SAME, when=True, margin=-CLOSE),),
         figure="continued",
         paper="610m, 12,000 steps on: +0.23, +0.50, +0.35 (SC, TC, IR); on QA −3.36",
@@ -508,7 +505,7 @@ CONTINUED = (
         contrast="from the second longest to the longest continuation on SC: CLM base > 0, and more than the MLM base",
         needs=f"{TWO_BASES} at two lengths",
         on=("SC",),
-        models=Select(BASES, longest_two),
+        models=Select(BASES, before=True),
         contrasts=(
             Pattern(
                 lambda on, clm, mlm, clm_before, mlm_before: on.gap(clm, clm_before),
@@ -570,7 +567,7 @@ BEYOND = (
         contrast="(final − last undecayed checkpoint) of MLM 40% − the same of CLM; on QA and SC",
         needs="needs an MLM 40% and a CLM run of the same size and length, with a checkpoint of both late in the run (keep=…)",
         on=("QA", "SC"),
-        models=Select(ON_THE_WAY, LATE, then=(MLM, CLM)),
+        models=Select(ON_THE_WAY, within=LATE, then=(MLM, CLM)),
         contrasts=(
             Pattern(
                 lambda on, mlm_before, clm_before, mlm, clm: (

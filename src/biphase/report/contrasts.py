@@ -17,13 +17,12 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
-from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid
+from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid, over_examples
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, percent, rows_in_common
@@ -31,7 +30,6 @@ from biphase.report.statistics.intervals import (
     Estimate,
     across,
     complete,
-    interval,
     kept,
     mean_squares,
     spread,
@@ -74,18 +72,12 @@ class ScoreView:
         return None if table is None else 100 * table[:, self.rows[model.name]]
 
 
+@dataclass(frozen=True)
 class Quantity(ABC):
     """A number for every seed, in percentage points. Sums and multiples of quantities are quantities."""
 
-    @property
-    @abstractmethod
-    def models(self) -> tuple[Model, ...]:
-        """The models whose scores it needs."""
-
-    @property
-    @abstractmethod
-    def tasks(self) -> tuple[str, ...]:
-        """The tasks it needs scores on."""
+    models: tuple[Model, ...]  # whose scores it needs
+    tasks: tuple[str, ...]  # on which it needs them
 
     @abstractmethod
     def measure(self, view: ScoreView) -> Floats:
@@ -108,34 +100,22 @@ class Quantity(ABC):
         return ""
 
     def __mul__(self, weight: float) -> Sum:
-        return Sum(((weight, self),))
+        return Sum((self,), (weight,))
 
     __rmul__ = __mul__
 
     def __add__(self, other: Quantity) -> Sum:
-        return Sum(((1.0, self), (1.0, other)))
+        return Sum((self, other), (1.0, 1.0))
 
     def __sub__(self, other: Quantity) -> Sum:
-        return Sum(((1.0, self), (-1.0, other)))
+        return Sum((self, other), (1.0, -1.0))
 
 
-@dataclass(frozen=True)
 class OfModels(Quantity):
     """Base class of quantities that are computed from scores."""
 
-    of: tuple[Model, ...]
-    on: tuple[str, ...]  # tasks
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return self.of
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return self.on
-
     def variance(self, noise: Noise) -> float:
-        return sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
+        return sum(noise(task) ** 2 for task in self.tasks) / len(self.tasks) ** 2
 
 
 @dataclass(frozen=True)
@@ -157,7 +137,6 @@ class MeanScore(OfModels):
         return numbers.family_mean(self.models[0].recipe, self.family)
 
 
-@dataclass(frozen=True)
 class SpreadOfRates(OfModels):
     """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
 
@@ -195,9 +174,7 @@ class Best(OfModels):
 
     def published(self, numbers: Published) -> float | None:
         # Papers print the best of a sweep and some of the others, so a few known numbers of many include the best.
-        known = [
-            numbers.family_mean(model.recipe, self.family) if self.family else None for model in self.models
-        ]
+        known = [MeanScore((model,), self.tasks, self.family).published(numbers) for model in self.models]
         values = [value for value in known if value is not None]
         return max(values) if len(self.models) >= 4 and len(values) >= 2 else None
 
@@ -206,102 +183,87 @@ class Best(OfModels):
         return f"best ratio on validation: {percent(best.recipe.ratio or 0)}" if best else ""
 
 
+@dataclass(frozen=True)
 class Combined(Quantity):
     """Base class of quantities that are computed from others."""
 
-    @property
+    models: tuple[Model, ...] = field(init=False)
+    tasks: tuple[str, ...] = field(init=False)
+    parts: tuple[Quantity, ...]
+
+    def __post_init__(self) -> None:
+        models = dict.fromkeys(model for part in self.parts for model in part.models)
+        tasks = dict.fromkeys(task for part in self.parts for task in part.tasks)
+        object.__setattr__(self, "models", tuple(models))
+        object.__setattr__(self, "tasks", tuple(tasks))
+
     @abstractmethod
-    def parts(self) -> tuple[Quantity, ...]: ...
+    def combine(self, values: Floats) -> Floats:
+        """Its values from those of its parts, which are stacked along the first axis."""
 
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return tuple(dict.fromkeys(model for part in self.parts for model in part.models))
+    def measure(self, view: ScoreView) -> Floats:
+        return self.combine(np.stack([part.measure(view) for part in self.parts]))
 
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task for part in self.parts for task in part.tasks))
+    def published(self, numbers: Published) -> float | None:
+        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
+        return float(self.combine(np.array(known))) if len(known) == len(self.parts) else None
 
     def note(self, view: ScoreView) -> str:
         return "; ".join(filter(None, (part.note(view) for part in self.parts)))
-
-    def _published(self, numbers: Published) -> list[float]:
-        """The published values of all parts; empty if any is not known."""
-        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
-        return known if len(known) == len(self.parts) else []
 
 
 @dataclass(frozen=True)
 class Sum(Combined):
     """A weighted sum of quantities."""
 
-    terms: tuple[tuple[float, Quantity], ...]
+    weights: tuple[float, ...]
 
-    @property
-    def parts(self) -> tuple[Quantity, ...]:
-        return tuple(part for _, part in self.terms)
-
-    def measure(self, view: ScoreView) -> Floats:
-        return sum((weight * part.measure(view) for weight, part in self.terms), np.zeros(()))
+    def combine(self, values: Floats) -> Floats:
+        return np.tensordot(self.weights, values, axes=1)
 
     def resample(self, view: ScoreView) -> Floats | None:
-        tables = [(weight, part.resample(view)) for weight, part in self.terms]
-        known = [weight * table for weight, table in tables if table is not None]
-        return sum(known, np.zeros(())) if len(known) == len(tables) else None
+        tables = [table for part in self.parts if (table := part.resample(view)) is not None]
+        return self.combine(np.stack(tables)) if len(tables) == len(self.parts) else None
 
     def variance(self, noise: Noise) -> float:
-        return sum(weight**2 * part.variance(noise) for weight, part in self.terms)
-
-    def published(self, numbers: Published) -> float | None:
-        known = self._published(numbers)
-        weighted = (weight * value for (weight, _), value in zip(self.terms, known, strict=False))
-        return math.fsum(weighted) if known else None
+        variances = [part.variance(noise) for part in self.parts]
+        return sum(weight**2 * one for weight, one in zip(self.weights, variances, strict=True))
 
 
-@dataclass(frozen=True)
-class Several(Combined):
-    """Base class of quantities that are one of several, or the distance between two of them."""
-
-    among: tuple[Quantity, ...]
-
-    @property
-    def parts(self) -> tuple[Quantity, ...]:
-        return self.among
-
-
-class Spread(Several):
+class Spread(Combined):
     """The range of several quantities: largest minus smallest for each seed."""
 
-    def measure(self, view: ScoreView) -> Floats:
-        return spread(np.stack([part.measure(view) for part in self.parts]))
+    def combine(self, values: Floats) -> Floats:
+        return spread(values)
 
     def variance(self, noise: Noise) -> float:
         return 2 * max(part.variance(noise) for part in self.parts)
 
+    def published(self, numbers: Published) -> float | None:
+        return None  # the spread of published means has less noise in it than one for each seed
 
-class Largest(Several):
+
+class Largest(Combined):
     """The maximum of several quantities for each seed. Its mean is biased upwards: at least that of the largest."""
 
-    def measure(self, view: ScoreView) -> Floats:
-        return np.max([part.measure(view) for part in self.parts], axis=0)
+    def combine(self, values: Floats) -> Floats:
+        return np.max(values, axis=0)
 
     def variance(self, noise: Noise) -> float:
         return max(part.variance(noise) for part in self.parts)
 
-    def published(self, numbers: Published) -> float | None:
-        return max(self._published(numbers), default=None)
-
 
 def mean(parts: Iterable[Quantity]) -> Sum:
     every = tuple(parts)
-    return Sum(tuple((1 / len(every), part) for part in every))
+    return Sum(every, (1 / len(every),) * len(every))
 
 
 def slope(points: Iterable[tuple[float, Quantity]]) -> Sum:
     """The least-squares slope of a quantity over x."""
-    every = tuple(points)
-    centre = math.fsum(x for x, _ in every) / len(every)
-    squares = math.fsum((x - centre) ** 2 for x, _ in every)
-    return Sum(tuple(((x - centre) / squares, part) for x, part in every))
+    xs, parts = zip(*points, strict=True)
+    centre = math.fsum(xs) / len(xs)
+    squares = math.fsum((x - centre) ** 2 for x in xs)
+    return Sum(parts, tuple((x - centre) / squares for x in xs))
 
 
 @dataclass(frozen=True)
@@ -314,8 +276,8 @@ class On:
 
     def score(self, model: Model, *tasks: str) -> MeanScore:
         """The score of a model; `tasks`: on these instead."""
-        families: dict[str, tuple[str, ...]] = dict(self.study.families)
-        family = next((one for one in self.study.families if one == self.on and not tasks), None)
+        families = self.study.families
+        family = self.on if self.on in families and not tasks else None
         return MeanScore((model,), tasks or families.get(self.on, (self.on,)), family, self.metric)
 
     def gap(self, more: Model, less: Model, *tasks: str) -> Sum:
@@ -334,10 +296,6 @@ class On:
 
     def spread_of_rates(self, model: Model) -> SpreadOfRates:
         return SpreadOfRates((model,), tuple(self.study.tasks))
-
-    def others(self) -> list[On]:
-        """The same for every other family."""
-        return [replace(self, on=family) for family in self.study.families if family != self.on]
 
     def families(self) -> list[On]:
         """The same for every family."""
@@ -503,19 +461,18 @@ class Statement:
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
     equal_data: bool = False  # it compares objectives on equal amounts of data
-    by_contrast: bool = (
-        False  # list all models of one contrast before the next, not all contrasts of one case
-    )
     only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
 
     def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
         """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
         if not study.finetune or not self.only_if(study.finetune):
             return []
-        pairs = [(case, pattern) for case in self.models.cases(study) for pattern in self.contrasts]
-        if self.by_contrast:
-            pairs.sort(key=lambda pair: self.contrasts.index(pair[1]))
-        tests = [test for case, pattern in pairs for test in pattern.tests(case, self.id, numbers)]
+        tests = [
+            test
+            for case in self.models.cases(study)
+            for pattern in self.contrasts
+            for test in pattern.tests(case, self.id, numbers)
+        ]
         return [test for test in tests if study.plans(test.models, test.tasks)]
 
 
@@ -569,36 +526,29 @@ def noise_by_source(case: Case, on: On) -> Remark:
     return remark
 
 
-def overtaking(case: Case, on: On) -> Remark:
-    """A remark on where the first model of a case overtakes the second, over all checkpoints that both have."""
-    return Overtaking(case, on).remark
-
-
 @dataclass(frozen=True)
 class Overtaking:
-    """Where the learning curve of one model overtakes that of another: the last crossing from below.
+    """A remark on where the learning curve of one model overtakes that of another: the last crossing from below.
 
-    It is interpolated over the logarithm of steps or FLOPs. At equal steps two objectives have seen equal tokens but
-    spent different FLOPs, so the crossing over FLOPs is computed on its own axis.
+    It is interpolated over the logarithm of steps or FLOPs, over all checkpoints that both have. At equal steps two
+    objectives have seen equal tokens but spent different FLOPs, so the crossing over FLOPs has its own axis.
     """
 
     case: Case
     on: On
 
-    def remark(self, view: ScoreView, quantity: Quantity) -> str:
+    def __call__(self, view: ScoreView, quantity: Quantity) -> str:
         pairs = [models[:2] for models in self.case.curve]
         leader, other = self.case.names[:2]
         steps = np.array([float(rising.recipe.steps) for rising, _ in pairs])
         if len(steps) < 2:
             return ""
         within = ScoreView.of([model for pair in pairs for model in pair], view.evidence)
-        curves = [
-            np.stack([self.on.score(pair[which]).measure(within) for pair in pairs]) for which in (0, 1)
-        ]
-        rows, columns = kept(np.sum(curves[0] + curves[1], axis=0))
+        curves = np.array([[self.on.score(model).measure(within) for model in pair] for pair in pairs])
+        rows, columns = kept(curves.sum(axis=(0, 1)))
         if not columns.size:
             return ""
-        rising, passed = (curve[:, rows][:, :, columns] for curve in curves)
+        rising, passed = np.moveaxis(curves[:, :, rows][:, :, :, columns], 1, 0)
         gap = np.mean(rising - passed, axis=(1, 2))
         epochs = Epochs(view.evidence.plan, view.evidence.store)
         once = self._within_one_epoch(epochs, gap)
@@ -606,21 +556,17 @@ class Overtaking:
             return f"{leader} has not overtaken {other} by step {steps[-1]:,.0f}{once}"
         if (gap > 0).all():
             return f"{leader} is ahead from the first checkpoint (step {steps[0]:,.0f}) on{once}"
-        at = [
-            [
-                crossing(steps, rising[:, row, seed], steps, passed[:, row, seed])
-                for seed in range(len(columns))
-            ]
-            for row in range(len(rows))
-        ]
-        return f"{leader} overtakes {other} near {self._place(np.array(at), rising, passed, epochs)}{once}"
+        at = np.empty(rising.shape[1:])
+        for cell in np.ndindex(at.shape):
+            at[cell] = crossing(steps, rising[:, *cell], steps, passed[:, *cell])
+        return f"{leader} overtakes {other} near {self._place(at, rising, passed, epochs)}{once}"
 
     def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
         """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""
         rising = [models[0] for models in self.case.curve]
-        read = [math.inf if (at := epochs.at(one.results[0])) is None else at for one in rising]
-        once = [index for index, at in enumerate(read) if at <= REPEATED]
-        if not once or not math.isfinite(read[-1]) or read[-1] <= REPEATED:
+        read = np.array([epochs.at(one.results[0]) for one in rising], dtype=float)  # NaN: not known
+        once = np.flatnonzero(read <= REPEATED)
+        if not once.size or not read[-1] > REPEATED:
             return ""
         last = once[-1]
         where = f"within one epoch (step {rising[last].recipe.steps:,}, {read[last]:.2f} epochs)"
@@ -629,34 +575,36 @@ class Overtaking:
     def _place(self, at: Floats, rising: Floats, passed: Floats, epochs: Epochs) -> str:
         """The geometric mean over seeds with its interval, and the number of seeds in which a crossing exists."""
         crossed = across(np.log(at))
-        happens = int(np.isfinite(at).sum())
-        some = f" in {happens} of {at.size} seeds" if happens < at.size else ""
         if not math.isfinite(crossed.mean):
             return "no step that every seed agrees on"
         steps, last = math.exp(crossed.mean), self.case.curve[-1][0]
-        low, high = (math.exp(end) if math.isfinite(end) else math.nan for end in (crossed.low, crossed.high))
-        between = f" (95%: {low:,.0f} to {high:,.0f})" if math.isfinite(low) else ""
-        tokens = short(steps * last.recipe.tokens / last.recipe.steps)
+        happens = int(np.isfinite(at).sum())
         read = epochs.at(last.results[0], round(steps))
         flops = self._flops(rising, passed)
-        return (
-            f"step {steps:,.0f}{some}{between}, {tokens} tokens"
-            + ("" if read is None else f", {read:.2f} epochs")
-            + (f"; at equal FLOPs near {flops:.1e}" if math.isfinite(flops) else "")
-        )
+        text = f"step {steps:,.0f}"
+        if happens < at.size:
+            text += f" in {happens} of {at.size} seeds"
+        if math.isfinite(crossed.low):
+            text += f" (95%: {math.exp(crossed.low):,.0f} to {math.exp(crossed.high):,.0f})"
+        text += f", {short(steps * last.recipe.tokens / last.recipe.steps)} tokens"
+        if read is not None:
+            text += f", {read:.2f} epochs"
+        return text + (f"; at equal FLOPs near {flops:.1e}" if math.isfinite(flops) else "")
 
     def _flops(self, rising: Floats, passed: Floats) -> float:
         """The crossing over model FLOPs from the root; NaN if there is none or FLOPs are not known."""
         plan = self.case.study.plan
         paths = [[plan.path(plan.results[one.results[0]]) for one in pair[:2]] for pair in self.case.curve]
         # dtype=float turns an unknown number (None) into NaN, and so its sum.
-        spent = [
-            [sum(np.array([flops_of(job) for job in path], dtype=float)) for path in pair] for pair in paths
-        ]
-        x = np.array(spent)
-        if not np.isfinite(x).all():
+        spent = np.array(
+            [
+                [np.array([flops_of(job) for job in path], dtype=float).sum() for path in pair]
+                for pair in paths
+            ]
+        )
+        if not np.isfinite(spent).all():
             return math.nan
-        return crossing(x[:, 0], rising.mean(axis=(1, 2)), x[:, 1], passed.mean(axis=(1, 2)))
+        return crossing(spent[:, 0], rising.mean(axis=(1, 2)), spent[:, 1], passed.mean(axis=(1, 2)))
 
 
 def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
@@ -676,14 +624,14 @@ def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float
 # ---------------------------------------------------------------- measuring
 
 
-Indices = NDArray[np.intp]
 LEVEL = 0.95
 ALIKE = "every seed gives the same number, so there is no noise to judge it by"
+Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
 
 
 @dataclass(frozen=True)
-class MeasuredContrast:
-    """A test and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
+class ClaimPart:
+    """A test of a claim and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
 
     title: str  # "610m · SC"
     models: tuple[str, ...]
@@ -696,6 +644,11 @@ class MeasuredContrast:
     note: str
     shape: tuple[int, int]  # complete pretraining seeds, complete fine-tuning seeds
     lost: int  # trials that failed or cannot be read, so that their seeds are incomplete
+    # Both depend on all claims of a report, so they are known once all parts are measured:
+    detectable: float = (
+        math.nan
+    )  # smallest effect beyond the margin found with 80% power at the corrected level
+    supports: Supports = "missing"  # what it says about its claim
 
     @property
     def alike(self) -> bool:
@@ -722,6 +675,11 @@ class MeasuredContrast:
         return (self.estimate.high - self.estimate.low) / 2
 
     @property
+    def contrary(self) -> bool:
+        """Whether the 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
+        return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
+
+    @property
     def says(self) -> str:
         """The result as a sentence without a full stop; empty if missing."""
         if self.missing:
@@ -732,22 +690,26 @@ class MeasuredContrast:
         return sentence.replace("{}", f"{abs(self.estimate.mean):.2f}{around}", 1)
 
 
-def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
+def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
     """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
     return _clearest(test, evidence, draws) if isinstance(test, AnyOf) else _measure(test, evidence, draws)
 
 
-def _measure(
-    contrast: Contrast, evidence: Evidence, draws: Resamples | None, tries: int = 1
-) -> MeasuredContrast:
+def _measure(contrast: Contrast, evidence: Evidence, draws: Resamples | None, tries: int = 1) -> ClaimPart:
     view = ScoreView.of(contrast.models, evidence, draws)
     matrix = np.atleast_2d(contrast.quantity.measure(view))
     estimate = across(matrix, 1 - (1 - LEVEL) / tries)
     if contrast.margin:
         estimate = replace(estimate, p=across(matrix - contrast.margin).p)
     rows, columns = kept(matrix)
+    cells = [(model, task) for model in contrast.models for task in contrast.tasks]
+    grids = [evidence.grids[result, task] for model, task in cells for result in model.results]
     known = not math.isnan(estimate.p)
-    return MeasuredContrast(
+    examples = None
+    if known and draws:
+        sizes = [evidence.examples(model, task) for model, task in cells]
+        examples = over_examples(contrast.quantity.resample(view), matrix, sizes)
+    return ClaimPart(
         title=contrast.title,
         models=tuple(model.name for model in contrast.models),
         contrast=contrast,
@@ -755,44 +717,27 @@ def _measure(
         margin=contrast.margin,
         paper=contrast.paper,
         tries=tries,
-        examples=_over_examples(contrast, view, estimate.mean, rows, columns) if known and draws else None,
-        note=_note(contrast, view) if known else _why_unknown(contrast, evidence, estimate),
+        examples=None if isinstance(examples, str) else examples,
+        note=_note(contrast, view) if known else _why_unknown(grids, estimate),
         shape=(len(rows), len(columns)),
-        lost=sum(len(grid.missing) for grid in _grids(contrast, evidence)),
+        lost=sum(len(grid.missing) for grid in grids),
     )
 
 
-def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
+def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
     """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
     tried = [_measure(option, evidence, None, len(test.options)) for option in test.options]
     known = [result for result in tried if not result.missing]
     judged = [result for result in known if not result.alike]
     if not judged:
-        first = (known or tried)[0]
-        return replace(
-            first, title=test.title, models=tuple(one.name for one in test.models), paper=test.paper
-        )
+        names = tuple(model.name for model in test.models)
+        return replace((known or tried)[0], title=test.title, models=names, paper=test.paper)
     best = min(judged, key=lambda result: result.p if result.excess > 0 else 2 - result.p)
     result = _measure(best.contrast, evidence, draws, len(known))
     corrected = replace(result.estimate, p=min(1.0, result.estimate.p * len(known)))
     incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
     note = f"clearest of {len(known)} comparisons: {best.title}{incomplete}"
     return replace(result, title=test.title, paper=test.paper, estimate=corrected, note=note)
-
-
-def _over_examples(
-    contrast: Contrast, view: ScoreView, point: float, rows: Indices, columns: Indices
-) -> tuple[float, float] | None:
-    """The interval of the mean over resampled test examples, with the degrees of freedom of the smallest test set."""
-    resampled = contrast.quantity.resample(view)
-    if resampled is None:
-        return None
-    means = resampled[:, rows][:, :, columns].mean(axis=(1, 2))
-    fewest = min(view.evidence.examples(model, task) for model in contrast.models for task in contrast.tasks)
-    if fewest < 2 or not np.isfinite(means).all():
-        return None
-    low, high = interval(means, np.array(point), examples=fewest, level=LEVEL)
-    return (float(low), float(high)) if low < high else None
 
 
 def _note(contrast: Contrast, view: ScoreView) -> str:
@@ -805,19 +750,9 @@ def _note(contrast: Contrast, view: ScoreView) -> str:
     return "; ".join(filter(None, notes))
 
 
-def _grids(contrast: Contrast, evidence: Evidence) -> list[ScoreGrid]:
-    return [
-        evidence.grids[result, task]
-        for model in contrast.models
-        for result in model.results
-        for task in contrast.tasks
-    ]
-
-
-def _why_unknown(contrast: Contrast, evidence: Evidence, estimate: Estimate) -> str:
+def _why_unknown(grids: list[ScoreGrid], estimate: Estimate) -> str:
     if estimate.n > 1:
         return ALIKE
-    grids = _grids(contrast, evidence)
     done, of = sum(grid.done for grid in grids), sum(grid.of for grid in grids)
     lost = sum(len(grid.missing) for grid in grids)
     if done < of:

@@ -19,11 +19,12 @@ import numpy as np
 
 from biphase.report.contrasts import (
     AnyOf,
-    MeasuredContrast,
+    ClaimPart,
     Noise,
     Paper,
     Source,
     Statement,
+    Supports,
     Test,
     above,
     measure,
@@ -42,19 +43,6 @@ from biphase.text import SCALE, counted, effect, fixed, interval, listed, p_equa
 
 CONTRARY = "points the other way"
 READS = ("reproduced", "direction only", "not reproduced", CONTRARY, "underpowered", "not tested")
-
-
-@dataclass(frozen=True)
-class ClaimPart(MeasuredContrast):
-    """One measured test of a claim, and what it says about the claim."""
-
-    detectable: float  # smallest effect beyond the margin found with 80% power at the corrected level
-    supports: Supports
-
-    @property
-    def contrary(self) -> bool:
-        """Whether the 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
-        return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
 
 
 @dataclass(frozen=True)
@@ -89,7 +77,6 @@ class Finding:
 
 
 Verdict = Literal["reproduced", "direction only", "not reproduced", "underpowered", "not tested"]
-Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
 
 ALPHA = 0.05  # family-wise error rate over all claims of a study
 WORTH_FINDING = 0.5  # points: the effect a test should be able to find where none is published
@@ -366,18 +353,16 @@ def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | N
     return findings
 
 
-def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
+def _part(measured: ClaimPart, level: float, first: float) -> ClaimPart:
     """Classify one measured contrast. `level`: of its claim; `first`: of Holm's first step, used for the power."""
-    smallest = math.inf  # where all seeds are alike
-    if not measured.alike:
-        smallest = (
-            math.nan
-            if measured.missing
-            else intervals.detectable_in(measured.estimate, first / measured.tries)
-        )
+    smallest = math.nan
+    if measured.alike:
+        smallest = math.inf
+    elif not measured.missing:
+        smallest = intervals.detectable_in(measured.estimate, first / measured.tries)
     effect = sought(measured.paper, measured.margin)
     says = supports(measured.excess, measured.p, level=level, detectable=smallest, effect=effect)
-    return ClaimPart(**vars(measured), detectable=smallest, supports=says)
+    return replace(measured, detectable=smallest, supports=says)
 
 
 def _finding(

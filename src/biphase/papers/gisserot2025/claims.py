@@ -19,6 +19,7 @@ from biphase.report.contrasts import (
     Largest,
     NoneIsBest,
     On,
+    Overtaking,
     Pattern,
     Quantity,
     Statement,
@@ -26,7 +27,6 @@ from biphase.report.contrasts import (
     decay_begins_later,
     mean,
     noise_by_source,
-    overtaking,
     slope,
 )
 from biphase.report.recipes import Model
@@ -59,7 +59,7 @@ PAIR = "needs an MLM 40% and a CLM run of the same size and length"
 
 def beyond_other_gaps(on: On, mlm: Model, clm: Model) -> Quantity | None:
     """The gap on one family minus the largest gap of the others."""
-    others = tuple(other.gap(mlm, clm) for other in on.others())
+    others = tuple(other.gap(mlm, clm) for other in on.families() if other != on)
     return on.gap(mlm, clm) - Largest(others) if others else None
 
 
@@ -314,9 +314,9 @@ EFFICIENCY = (
         on=ALL,
         models=Select(ON_THE_WAY, within=LATE, when=AFTER),
         contrasts=(
-            above(on=("SC",), when=True, remark=overtaking),
-            above(1, 0, on=("TC",), when=True, remark=overtaking),
-            above(on=("QA", "IR"), when=True, remark=overtaking),
+            above(on=("SC",), when=True, remark=Overtaking),
+            above(1, 0, on=("TC",), when=True, remark=Overtaking),
+            above(on=("QA", "IR"), when=True, remark=Overtaking),
         ),
         figure="efficiency",
         paper="at 40,000 of 42,000 steps, 610m: +2.92, +15.91, +3.21 (SC, QA, IR), +0.63 (TC); "
@@ -618,7 +618,6 @@ BEYOND = (
             above(on=("QA",), metric="f1"),
             above(1, 0, on=("TC",), metric="entity_f1", margin=-CLOSE),
         ),
-        by_contrast=True,
         figure="objectives",
         paper="none: the paper has its own metrics only",
         source="beyond",

@@ -23,20 +23,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid, over_examples
-from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, percent, rows_in_common
-from biphase.report.statistics.intervals import (
-    Estimate,
-    across,
-    complete,
-    kept,
-    mean_squares,
-    spread,
-)
+from biphase.report.statistics.intervals import Estimate, across, kept, spread
 from biphase.specs import Family, Finetune
-from biphase.study.costs import REPEATED, flops_of
-from biphase.text import short
 
 # ---------------------------------------------------------------- quantities
 # A quantity has four numbers: its value for every seed, its value for every resample of the test examples, its expected
@@ -357,13 +347,18 @@ Test = Contrast | AnyOf
 
 
 Source = Literal["paper", "beyond", "study"]
-EVERY: tuple[Family, ...] = ()  # every family of the study
 
 
 class Cases(Protocol):
-    """Finds the models that are compared: `Select`, `SharedRatios`, `AcrossSizes`."""
+    """Finds the models that are compared: `Select`, `AcrossSizes`."""
 
     def cases(self, study: ComparableModels) -> list[Case]: ...
+
+
+class Tests(Protocol):
+    """Makes the tests of a claim in one case: `Pattern`."""
+
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Test]: ...
 
 
 @dataclass(frozen=True)
@@ -377,31 +372,31 @@ class Pattern:
     quantity: Callable[..., Quantity | None]
     sentence: str
     title: str = "{line} · {on}"
-    on: tuple[str, ...] | None = EVERY  # one test for each of these families or tasks; None: one test of all
+    # One test for each of these families or tasks; empty: for each family of the claim; None: one test of all
+    on: tuple[str, ...] | None = ()
     margin: float = 0.0
     metric: str = ""
     remark: Callable[[Case, On], Remark | None] | None = None
 
-    def tests(self, case: Case, claim: str, numbers: Published) -> Iterable[Contrast]:
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         study = case.study
-        for family in [""] if self.on is None else self.on or study.families:
-            on = On(study, family, self.metric)
-            known = family in study.families or family in study.tasks or (self.on is None and study.families)
+        for name in [""] if self.on is None else self.on or claim.on:
+            on = On(study, name, self.metric)
+            known = name in study.families or name in study.tasks or (self.on is None and study.tasks)
             quantity = self.quantity(on, *(case.sizes or case.models)) if known else None
             if quantity is None:
                 continue
-            what = f"{family} ({self.metric})" if self.metric else family
-            others = ", ".join(other for other in study.families if other != family)
+            what = f"{name} ({self.metric})" if self.metric else name
+            others = ", ".join(other for other in study.families if other != name)
             fields = case.fields() | {"on": what, "others": others, "points": "{}"}
             above, below = (_choose(self.sentence, which).format(**fields) for which in (1, 2))
-            title = self.title.format(**fields)
             remark = self.remark(case, on) if self.remark else None
             paper = quantity.published(numbers)
             if paper is None:
-                paper = numbers.contrast(claim, quantity.models[0].recipe)
+                paper = numbers.contrast(claim.id, quantity.models[0].recipe)
             # Rounding removes floating-point noise from differences of published scores, which have few decimals.
             paper = None if paper is None else round(paper, 6)
-            yield Contrast(title, quantity, above, below, self.margin, paper, remark)
+            yield Contrast(self.title.format(**fields), quantity, above, below, self.margin, paper, remark)
 
 
 def _choose(pattern: str, which: int) -> str:
@@ -422,29 +417,6 @@ def above(
 
 
 @dataclass(frozen=True)
-class NoneIsBest:
-    """For each masking ratio that all sizes have: some other one scores above it, on some family at some size."""
-
-    def tests(self, case: Case, claim: str, numbers: Published) -> Iterable[AnyOf]:
-        sizes = [(one, {model.recipe.ratio: model for model in one.models[0]}) for one in case.sizes]
-        shared = sorted(set.intersection(*(set(ratios) for _, ratios in sizes)))
-        if len(shared) < 2 or not case.study.families:
-            return
-        for ratio in shared:
-            options: list[Contrast] = []
-            for one, ratios in sizes:
-                for family in case.study.families:
-                    for other in (each for each in shared if each != ratio):
-                        names = f"MLM {percent(other)}", f"MLM {percent(ratio)}"
-                        pair = replace(one, models=(ratios[other], ratios[ratio]), names=names)
-                        better = above(on=(family,), title="{names[0]} on {on} at {line}")
-                        options += better.tests(pair, claim, numbers)
-            paper = max((option.paper for option in options if option.paper is not None), default=0.0)
-            title = f"{percent(ratio)}{case.fields()['about']}"
-            yield AnyOf(title, tuple(options), paper if paper > 0 else None)
-
-
-@dataclass(frozen=True)
 class Statement:
     """A claim and how it is tested. Every one of its tests must hold."""
 
@@ -455,12 +427,12 @@ class Statement:
     needs: str  # the runs it needs, as text
     on: tuple[Family, ...]  # the task families it is about
     models: Cases  # which models are compared
-    contrasts: tuple[Pattern | NoneIsBest, ...]  # and how
+    contrasts: tuple[Tests, ...]  # and how
     figure: str
     paper: str = "no numbers known"  # the published numbers, as text
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
-    equal_data: bool = False  # it compares objectives on equal amounts of data
+    equal_data: bool = True  # whether it compares objectives on equal amounts of data
     only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
 
     def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
@@ -471,7 +443,7 @@ class Statement:
             test
             for case in self.models.cases(study)
             for pattern in self.contrasts
-            for test in pattern.tests(case, self.id, numbers)
+            for test in pattern.tests(case, self, numbers)
         ]
         return [test for test in tests if study.plans(test.models, test.tasks)]
 
@@ -494,131 +466,6 @@ class Paper:
         """Its own claims, first to last: "C1 to C21"."""
         own = [one.id for one in self.statements if one.source == "paper"]
         return f"{own[0]} to {own[-1]}"
-
-
-# ---------------------------------------------------------------- remarks
-
-
-def decay_begins_later(case: Case, on: On) -> Remark | None:
-    """A remark if the checkpoint lies before the decay, so that part of the gain comes from training at full rate."""
-    plan, model = case.study.plan, case.models[len(case.models) // 2]
-    run = plan.jobs[plan.results[model.results[0]]].run
-    early = run.origin_step + run.decay_start - case.steps[0]
-    if early <= 0:
-        return None
-    return lambda view, quantity: (
-        f"the checkpoint is {early:,} steps before the decay: what they bring is in this gain"
-    )
-
-
-def noise_by_source(case: Case, on: On) -> Remark:
-    """A remark with the sd over pretraining seeds and over fine-tuning seeds."""
-
-    def remark(view: ScoreView, quantity: Quantity) -> str:
-        table = complete(quantity.measure(view))
-        if min(table.shape) < 2:
-            return ""
-        rows, columns, rest = mean_squares(table)
-        pretraining = math.sqrt(max(0.0, rows - rest) / table.shape[1])
-        tuning = math.sqrt(max(0.0, columns - rest) / table.shape[0] + rest)
-        return f"sd over pretraining seeds {pretraining:.2f} points, over fine-tuning seeds {tuning:.2f}"
-
-    return remark
-
-
-@dataclass(frozen=True)
-class Overtaking:
-    """A remark on where the learning curve of one model overtakes that of another: the last crossing from below.
-
-    It is interpolated over the logarithm of steps or FLOPs, over all checkpoints that both have. At equal steps two
-    objectives have seen equal tokens but spent different FLOPs, so the crossing over FLOPs has its own axis.
-    """
-
-    case: Case
-    on: On
-
-    def __call__(self, view: ScoreView, quantity: Quantity) -> str:
-        pairs = [models[:2] for models in self.case.curve]
-        leader, other = self.case.names[:2]
-        steps = np.array([float(rising.recipe.steps) for rising, _ in pairs])
-        if len(steps) < 2:
-            return ""
-        within = ScoreView.of([model for pair in pairs for model in pair], view.evidence)
-        curves = np.array([[self.on.score(model).measure(within) for model in pair] for pair in pairs])
-        rows, columns = kept(curves.sum(axis=(0, 1)))
-        if not columns.size:
-            return ""
-        rising, passed = np.moveaxis(curves[:, :, rows][:, :, :, columns], 1, 0)
-        gap = np.mean(rising - passed, axis=(1, 2))
-        epochs = Epochs(view.evidence.plan, view.evidence.store)
-        once = self._within_one_epoch(epochs, gap)
-        if gap[-1] <= 0:
-            return f"{leader} has not overtaken {other} by step {steps[-1]:,.0f}{once}"
-        if (gap > 0).all():
-            return f"{leader} is ahead from the first checkpoint (step {steps[0]:,.0f}) on{once}"
-        at = np.empty(rising.shape[1:])
-        for cell in np.ndindex(at.shape):
-            at[cell] = crossing(steps, rising[:, *cell], steps, passed[:, *cell])
-        return f"{leader} overtakes {other} near {self._place(at, rising, passed, epochs)}{once}"
-
-    def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
-        """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""
-        rising = [models[0] for models in self.case.curve]
-        read = np.array([epochs.at(one.results[0]) for one in rising], dtype=float)  # NaN: not known
-        once = np.flatnonzero(read <= REPEATED)
-        if not once.size or not read[-1] > REPEATED:
-            return ""
-        last = once[-1]
-        where = f"within one epoch (step {rising[last].recipe.steps:,}, {read[last]:.2f} epochs)"
-        return f"; {where} it is {abs(gap[last]):.2f} points {'ahead' if gap[last] > 0 else 'behind'}"
-
-    def _place(self, at: Floats, rising: Floats, passed: Floats, epochs: Epochs) -> str:
-        """The geometric mean over seeds with its interval, and the number of seeds in which a crossing exists."""
-        crossed = across(np.log(at))
-        if not math.isfinite(crossed.mean):
-            return "no step that every seed agrees on"
-        steps, last = math.exp(crossed.mean), self.case.curve[-1][0]
-        happens = int(np.isfinite(at).sum())
-        read = epochs.at(last.results[0], round(steps))
-        flops = self._flops(rising, passed)
-        text = f"step {steps:,.0f}"
-        if happens < at.size:
-            text += f" in {happens} of {at.size} seeds"
-        if math.isfinite(crossed.low):
-            text += f" (95%: {math.exp(crossed.low):,.0f} to {math.exp(crossed.high):,.0f})"
-        text += f", {short(steps * last.recipe.tokens / last.recipe.steps)} tokens"
-        if read is not None:
-            text += f", {read:.2f} epochs"
-        return text + (f"; at equal FLOPs near {flops:.1e}" if math.isfinite(flops) else "")
-
-    def _flops(self, rising: Floats, passed: Floats) -> float:
-        """The crossing over model FLOPs from the root; NaN if there is none or FLOPs are not known."""
-        plan = self.case.study.plan
-        paths = [[plan.path(plan.results[one.results[0]]) for one in pair[:2]] for pair in self.case.curve]
-        # dtype=float turns an unknown number (None) into NaN, and so its sum.
-        spent = np.array(
-            [
-                [np.array([flops_of(job) for job in path], dtype=float).sum() for path in pair]
-                for pair in paths
-            ]
-        )
-        if not np.isfinite(spent).all():
-            return math.nan
-        return crossing(spent[:, 0], rising.mean(axis=(1, 2)), spent[:, 1], passed.mean(axis=(1, 2)))
-
-
-def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
-    """The last x at which `rising` crosses `other` from below, linear in log x; NaN if it never does."""
-    low, high = max(xs[0], others[0]), min(xs[-1], others[-1])
-    grid = np.unique(np.log([low, *xs, *others, high]))
-    grid = grid[(grid >= np.log(low) - 1e-12) & (grid <= np.log(high) + 1e-12)]
-    ahead = np.interp(grid, np.log(xs), rising) - np.interp(grid, np.log(others), other)
-    crossed = np.flatnonzero((ahead[:-1] <= 0) & (ahead[1:] > 0))
-    if not crossed.size:
-        return math.nan
-    last = crossed[-1]
-    share = -ahead[last] / (ahead[last + 1] - ahead[last])
-    return float(np.exp(grid[last] + share * (grid[last + 1] - grid[last])))
 
 
 # ---------------------------------------------------------------- measuring

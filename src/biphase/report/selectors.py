@@ -292,33 +292,6 @@ class Ratios(Selector):
         }
 
 
-@dataclass(frozen=True)
-class SharedRatios(Selector):
-    """MLM from scratch, or MLM after CLM for nine tenths of the steps, at the ratios that both have.
-
-    Of several switches to MLM the one with the most ratios is taken, then the latest.
-    """
-
-    after_clm: bool
-    at_least: int = 3
-    share: float = 0.9
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        found = {}
-        for length, scratch in Ratios().find(line, study).items():
-            ratios = {model.recipe.ratio: model for model in scratch}
-            by_switch: dict[int, dict[Any, Model]] = {}
-            for model in line.finals("clm-mlm"):
-                recipe = model.recipe
-                if recipe.steps == length[1] and recipe.causal_share >= self.share and recipe.ratio in ratios:
-                    by_switch.setdefault(recipe.spans[0].until, {})[recipe.ratio] = model
-            switch = max(by_switch, key=lambda switch: (len(by_switch[switch]), switch), default=0)
-            after = by_switch.get(switch, {})
-            if len(after) >= self.at_least:
-                found[length] = tuple((after if self.after_clm else ratios)[ratio] for ratio in sorted(after))
-        return found
-
-
 def _same(ratio: float | None, other: float | None) -> bool:
     return ratio is not None and other is not None and math.isclose(ratio, other)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from textwrap import wrap
 from typing import Any, Literal
@@ -271,7 +271,6 @@ def own_statement(study: ComparableModels, claim: Claim) -> Statement:
         figure="",
         paper="",
         source="study",
-        equal_data=True,
     )
 
 
@@ -347,44 +346,36 @@ def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | N
     findings, epochs = [], Epochs(evidence.plan, evidence.store)
     for claim, measured, p, p_holm in zip(claims, results, ps, adjusted, strict=True):
         level = ALPHA if p_holm <= ALPHA else stopped
-        parts = tuple(_part(result, level, first) for result in measured)
-        finding = _finding(study, claim, parts, p, p_holm)
+        parts = tuple(_classified(result, level, first) for result in measured)
+        statement = claim.statement
+        judged = verdict([part.supports for part in parts], p_holm)
+        finding = Finding(
+            id=statement.id,
+            says=statement.says,
+            source=statement.source,
+            verdict=judged,
+            why=why(statement.gist, judged, parts, p_holm, needs(study, statement)),
+            parts=parts,
+            p=p,
+            p_holm=p_holm,
+            scale=_scale(study, claim.tests, parts),
+            figure=statement.figure,
+            caveats=(*statement.caveats, *_caveats(study, claim, parts)) if claim.tests else (),
+            contrast=statement.contrast,
+            paper=statement.paper,
+        )
         findings.append(marked(finding, claim, epochs))
     return findings
 
 
-def _part(measured: ClaimPart, level: float, first: float) -> ClaimPart:
-    """Classify one measured contrast. `level`: of its claim; `first`: of Holm's first step, used for the power."""
-    smallest = math.nan
-    if measured.alike:
-        smallest = math.inf
-    elif not measured.missing:
-        smallest = intervals.detectable_in(measured.estimate, first / measured.tries)
-    effect = sought(measured.paper, measured.margin)
-    says = supports(measured.excess, measured.p, level=level, detectable=smallest, effect=effect)
-    return replace(measured, detectable=smallest, supports=says)
-
-
-def _finding(
-    study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...], p: float, p_holm: float
-) -> Finding:
-    statement = claim.statement
-    judged = verdict([part.supports for part in parts], p_holm)
-    return Finding(
-        id=statement.id,
-        says=statement.says,
-        source=statement.source,
-        verdict=judged,
-        why=why(statement.gist, judged, parts, p_holm, needs(study, statement)),
-        parts=parts,
-        p=p,
-        p_holm=p_holm,
-        scale=_scale(study, claim.tests, parts),
-        figure=statement.figure,
-        caveats=(*statement.caveats, *_caveats(study, claim, parts)) if claim.tests else (),
-        contrast=statement.contrast,
-        paper=statement.paper,
-    )
+def _classified(part: ClaimPart, level: float, first: float) -> ClaimPart:
+    """A measured part with its class. `level`: of its claim; `first`: of Holm's first step, used for the power."""
+    smallest = math.inf if part.alike else math.nan
+    if not math.isnan(part.estimate.p):
+        smallest = intervals.detectable_in(part.estimate, first / part.tries)
+    effect = sought(part.paper, part.margin)
+    says = supports(part.excess, part.p, level=level, detectable=smallest, effect=effect)
+    return replace(part, detectable=smallest, supports=says)
 
 
 def missing_families(study: ComparableModels, statement: Statement) -> list[str]:
@@ -466,10 +457,6 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
 # enough are finished; otherwise it is assumed, and the assumed numbers are printed.
 
 
-# Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
-ASSUMED, ASSUMED_OF_SMALL = (
-    {short: family.assumed_sd[small] for short, family in FAMILIES.items()} for small in (0, 1)
-)
 SMALL = 100_000_000  # parameters in the blocks
 ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
 WIDTH, SAYS = 110, 44  # columns of the text, and of the claim
@@ -481,18 +468,14 @@ class Expected:
 
     title: str
     models: tuple[str, ...]
-    sd: float  # of the contrast, over fine-tuning seeds
     seeds: tuple[int, int]  # pretraining seeds, fine-tuning seeds
+    sd: float  # of the contrast, over fine-tuning seeds
     detectable: (
         float  # smallest effect beyond the margin found with 80% power at the corrected level, in points
     )
-    effect: float  # the effect it should find: the published one beyond the margin, or 0.5 points
     paper: float | None
     margin: float
-
-    @property
-    def weak(self) -> bool:
-        return self.detectable > self.effect
+    weak: bool  # whether it would miss the effect it should find
 
 
 @dataclass(frozen=True)
@@ -503,9 +486,9 @@ class Prospect:
     says: str
     source: Source
     tested: bool
-    parts: tuple[Expected, ...]
-    why: str  # why it will not be tested
     noise: str  # the source of the standard deviations
+    needs: str  # why it will not be tested
+    tests: tuple[Expected, ...]
     assumed: dict[Family, float]  # the standard deviations used where none was measured
 
 
@@ -516,41 +499,32 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     tested = [any(max(_seeds_of(test, study)) > 1 for test in claim.tests) for claim in claims]
     level = ALPHA / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
-    assumed = ASSUMED_OF_SMALL if _small(plan) else ASSUMED
-    return [
-        _prospect(study, claim, level, measured, assumed, tested=will)
-        for claim, will in zip(claims, tested, strict=True)
-    ]
-
-
-def _prospect(
-    study: ComparableModels,
-    claim: Examined,
-    level: float,
-    measured: dict[str, float],
-    assumed: dict[Family, float],
-    *,
-    tested: bool,
-) -> Prospect:
-    statement, tests = claim.statement, claim.tests if tested else []
-    used = {task for test in tests for task in test.tasks}
-    known = used & set(measured)
-    noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
-    why = "needs two fine-tuning seeds or more" if claim.tests else needs(study, statement)
+    # Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
+    assumed = {short: family.assumed_sd[_small(plan)] for short, family in FAMILIES.items()}
 
     def sd_of(task: str) -> float:
         return measured.get(task, assumed[study.tasks[task].family])
 
-    return Prospect(
-        id=statement.id,
-        says=statement.says,
-        source=statement.source,
-        tested=tested,
-        parts=tuple(_expected(test, study, level, sd_of) for test in tests),
-        why="" if tested else why,
-        noise=noise if tested else "",
-        assumed=assumed,
-    )
+    found = []
+    for claim, will in zip(claims, tested, strict=True):
+        statement, tests = claim.statement, claim.tests if will else []
+        used = {task for test in tests for task in test.tasks}
+        known = used & set(measured)
+        noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
+        lacks = "needs two fine-tuning seeds or more" if claim.tests else needs(study, statement)
+        found.append(
+            Prospect(
+                id=statement.id,
+                says=statement.says,
+                source=statement.source,
+                tested=will,
+                noise=noise if will else "",
+                needs="" if will else lacks,
+                tests=tuple(_expected(test, study, level, sd_of) for test in tests),
+                assumed=assumed,
+            )
+        )
+    return found
 
 
 def _small(plan: Plan) -> bool:
@@ -576,12 +550,12 @@ def _expected(test: Test, study: ComparableModels, level: float, noise: Noise) -
     return Expected(
         title=test.title,
         models=tuple(one.name for one in test.models),
-        sd=sd,
         seeds=seeds,
+        sd=sd,
         detectable=least,
-        effect=sought(test.paper, test.margin),
         paper=test.paper,
         margin=test.margin,
+        weak=least > sought(test.paper, test.margin),
     )
 
 
@@ -597,27 +571,29 @@ def _unit(pretrained: int, tuned: int, level: float) -> float:
 
 
 def _measured(evidence: Evidence) -> dict[str, float]:
-    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, then over the family.
+    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, or over its family.
 
     Tasks with fewer than `ENOUGH` degrees of freedom in both are left out.
     """
-    found: dict[str, float] = {}
-    families: dict[Family, list[tuple[float, int]]] = {}
-    for task, about in evidence.tasks.items():
-        squares, free = 0.0, 0
-        for model in evidence.models.values():
-            for row in 100 * evidence.scores(model, task):
-                known = row[np.isfinite(row)]
-                if known.size > 1:
-                    squares += float(np.square(known - known.mean()).sum())
-                    free += known.size - 1
-        families.setdefault(about.family, []).append((squares, free))
-        if free >= ENOUGH and squares > 0:
-            found[task] = math.sqrt(squares / free)
-    for task, about in evidence.tasks.items():
-        squares, free = (sum(part) for part in zip(*families[about.family], strict=True))
-        if task not in found and free >= ENOUGH and squares > 0:
-            found[task] = math.sqrt(squares / free)
+    pooled: dict[str, tuple[float, int]] = {}  # sum of squares, degrees of freedom
+    for task in evidence.tasks:
+        rows = [
+            row[np.isfinite(row)]
+            for model in evidence.models.values()
+            for row in evidence.scores(model, task)
+        ]
+        squares = [float(np.square(100 * (row - row.mean())).sum()) for row in rows if row.size > 1]
+        pooled[task] = math.fsum(squares), sum(row.size - 1 for row in rows if row.size > 1)
+    found = {}
+    for family in evidence.families.values():
+        together = math.fsum(pooled[task][0] for task in family), sum(pooled[task][1] for task in family)
+        for task in family:
+            enough = [
+                (squares, df) for squares, df in (pooled[task], together) if df >= ENOUGH and squares > 0
+            ]
+            if enough:
+                squares, df = enough[0]
+                found[task] = math.sqrt(squares / df)
     return found
 
 
@@ -626,30 +602,12 @@ def _measured(evidence: Evidence) -> dict[str, float]:
 
 def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
     """The prospects for JSON; unknown numbers are null."""
-    return [
-        {
-            "id": one.id,
-            "says": one.says,
-            "source": one.source,
-            "tested": one.tested,
-            "noise": one.noise,
-            "needs": one.why,
-            "tests": [
-                {
-                    "title": part.title,
-                    "models": list(part.models),
-                    "seeds": list(part.seeds),
-                    "sd": part.sd,
-                    "detectable": part.detectable if math.isfinite(part.detectable) else None,
-                    "paper": part.paper,
-                    "margin": part.margin,
-                    "weak": part.weak,
-                }
-                for part in one.parts
-            ],
-        }
-        for one in found
-    ]
+    records = [asdict(one) for one in found]
+    for record in records:
+        del record["assumed"]
+        for test in record["tests"]:
+            test["detectable"] = test["detectable"] if math.isfinite(test["detectable"]) else None
+    return records
 
 
 def render(found: list[Prospect]) -> list[str]:
@@ -662,7 +620,7 @@ def render(found: list[Prospect]) -> list[str]:
             f"  noise of scores: {_noise(tested)}",
             *map(_line, tested),
         ]
-        if any(part.weak for one in tested for part in one.parts):
+        if any(test.weak for one in tested for test in one.tests):
             lines.append(
                 f"  weak: tests that would miss the paper's effect, or {WORTH_FINDING:g} where it gives none"
             )
@@ -673,14 +631,14 @@ def render(found: list[Prospect]) -> list[str]:
 
 
 def _line(one: Prospect) -> str:
-    weak = sum(part.weak for part in one.parts)
-    finds = _range([part.detectable for part in one.parts])
-    published = [part.effect for part in one.parts if part.paper is not None]
+    weak = sum(test.weak for test in one.tests)
+    finds = _range([test.detectable for test in one.tests])
+    published = [sought(test.paper, test.margin) for test in one.tests if test.paper is not None]
     paper = f"paper {_range(published)}" if published else ""
     says = one.says
     if len(says) > SAYS:
         says = f"{says[:SAYS].rsplit(' ', 1)[0].rstrip(',')}…"
-    tests = counted(len(one.parts), "test")
+    tests = counted(len(one.tests), "test")
     weakness = f"{weak} weak" if weak else ""
     return f"  {one.id:<4} {says:<{SAYS}}  {tests:>8}  finds {finds:<11}  {paper:<17}  {weakness}".rstrip()
 

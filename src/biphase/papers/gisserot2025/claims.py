@@ -14,33 +14,40 @@ says of it. The functions of a pattern get `on` (the family that is scored) and 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
+from biphase.papers.gisserot2025.remarks import Overtaking, decay_begins_later, noise_by_source
 from biphase.report.contrasts import (
+    AnyOf,
+    Contrast,
     Largest,
-    NoneIsBest,
     On,
-    Overtaking,
     Pattern,
     Quantity,
     Statement,
     above,
-    decay_begins_later,
     mean,
-    noise_by_source,
     slope,
 )
-from biphase.report.recipes import Model
+from biphase.report.recipes import Model, Published
 from biphase.report.selectors import (
     EACH_SHORTER,
     SECOND_LONGEST,
     AcrossSizes,
     BaseOf,
     Case,
+    Chosen,
+    ComparableModels,
+    Length,
+    ModelGroup,
     Ratios,
     Recipes,
     Select,
-    SharedRatios,
+    Selector,
     ends,
+    percent,
 )
 from biphase.specs import Family
 
@@ -68,13 +75,12 @@ def gap_over_sizes(on: On, *sizes: Case) -> Quantity:
     return slope((math.log2(size.line.parameters or 0), on.gap(*size.models)) for size in sizes)
 
 
-def _over_sizes(verbs: str, sign: float, family: Family) -> Pattern:
+def _over_sizes(verbs: str, sign: float) -> Pattern:
     return Pattern(
         lambda on, *sizes: gap_over_sizes(on, *sizes) * sign,
         f"the {{on}} gap between MLM 40% and CLM {verbs} by {{points}} points for each doubling of the parameters over "
         "{sizes_and}{about}",
         "{on} gap over {count} sizes{about}",
-        on=(family,),
     )
 
 
@@ -90,10 +96,9 @@ OBJECTIVES = (
         needs=PAIR,
         on=("SC",),
         models=BOTH,
-        contrasts=(above(on=("SC",)),),
+        contrasts=(above(),),
         figure="objectives",
         paper="+2.09 (210m), +3.42 (610m), +5.55 (1b)",
-        equal_data=True,
     ),
     Statement(
         "C2",
@@ -104,19 +109,17 @@ OBJECTIVES = (
         on=("QA",),
         models=BOTH,
         contrasts=(
-            above(on=("QA",)),
+            above(),
             Pattern(
                 beyond_other_gaps,
                 "the gap between MLM 40% and CLM on QA is {points} points [wider|narrower] than the largest "
                 "other gap ({others}) at {line}",
                 "{line} · QA gap beyond the others",
-                on=("QA",),
             ),
         ),
         figure="objectives",
         paper="+10.17 (210m), +20.68 (610m), +25.80 (1b)",
         caveats=("The largest other gap is taken seed by seed, which makes it a little larger than it is.",),
-        equal_data=True,
     ),
     Statement(
         "C3",
@@ -126,10 +129,9 @@ OBJECTIVES = (
         needs=PAIR,
         on=("IR",),
         models=BOTH,
-        contrasts=(above(on=("IR",)),),
+        contrasts=(above(),),
         figure="objectives",
         paper="+2.95 (210m), +3.35 (610m), +1.27 (1b)",
-        equal_data=True,
     ),
     Statement(
         "C4",
@@ -139,11 +141,10 @@ OBJECTIVES = (
         needs=PAIR,
         on=("TC",),
         models=BOTH,
-        contrasts=(above(1, 0, on=("TC",), margin=-CLOSE),),
+        contrasts=(above(1, 0, margin=-CLOSE),),
         figure="objectives",
         paper="+0.05 (210m), +0.48 (610m), −0.05 (1b)",
         caveats=("No worse means: less than 0.5 points below.",),
-        equal_data=True,
     ),
     Statement(
         "C5",
@@ -153,10 +154,9 @@ OBJECTIVES = (
         needs="needs an MLM 40% and a CLM run of the same length at two sizes or more",
         on=("SC",),
         models=SIZES,
-        contrasts=(_over_sizes("[grows|narrows]", 1.0, "SC"),),
+        contrasts=(_over_sizes("[grows|narrows]", 1.0),),
         figure="objectives",
         paper="2.09 → 3.42 → 5.55",
-        equal_data=True,
     ),
     Statement(
         "C6",
@@ -166,11 +166,10 @@ OBJECTIVES = (
         needs="needs an MLM 40% and a CLM run of the same length at two sizes or more",
         on=("IR",),
         models=SIZES,
-        contrasts=(_over_sizes("[narrows|grows]", -1.0, "IR"),),
+        contrasts=(_over_sizes("[narrows|grows]", -1.0),),
         figure="objectives",
         paper="2.95 → 3.35 → 1.27",
         caveats=("In the paper's own numbers the gap first widens and narrows only at 1b.",),
-        equal_data=True,
     ),
 )
 
@@ -196,6 +195,56 @@ def larger_prefers_higher(on: On, *sizes: Case) -> Quantity | None:
     return preference(on.families(), largest) - preference(on.families(), smallest)
 
 
+@dataclass(frozen=True)
+class SharedRatios(Selector):
+    """MLM from scratch, or MLM after CLM for nine tenths of the steps, at the ratios that both have.
+
+    Of several switches to MLM the one with the most ratios is taken, then the latest.
+    """
+
+    after_clm: bool
+    at_least: int = 3
+    share: float = 0.9
+
+    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
+        found = {}
+        for length, scratch in Ratios().find(line, study).items():
+            ratios = {model.recipe.ratio: model for model in scratch}
+            by_switch: dict[int, dict[Any, Model]] = {}
+            for model in line.finals("clm-mlm"):
+                recipe = model.recipe
+                if recipe.steps == length[1] and recipe.causal_share >= self.share and recipe.ratio in ratios:
+                    by_switch.setdefault(recipe.spans[0].until, {})[recipe.ratio] = model
+            switch = max(by_switch, key=lambda switch: (len(by_switch[switch]), switch), default=0)
+            after = by_switch.get(switch, {})
+            if len(after) >= self.at_least:
+                found[length] = tuple((after if self.after_clm else ratios)[ratio] for ratio in sorted(after))
+        return found
+
+
+@dataclass(frozen=True)
+class NoneIsBest:
+    """For each masking ratio that all sizes have: some other one scores above it, on some family at some size."""
+
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[AnyOf]:
+        sizes = [(one, {model.recipe.ratio: model for model in one.models[0]}) for one in case.sizes]
+        shared = sorted(set.intersection(*(set(ratios) for _, ratios in sizes)))
+        if len(shared) < 2 or not case.study.families:
+            return
+        for ratio in shared:
+            options: list[Contrast] = []
+            for one, ratios in sizes:
+                for family in case.study.families:
+                    for other in (each for each in shared if each != ratio):
+                        names = f"MLM {percent(other)}", f"MLM {percent(ratio)}"
+                        pair = replace(one, models=(ratios[other], ratios[ratio]), names=names)
+                        better = above(on=(family,), title="{names[0]} on {on} at {line}")
+                        options += better.tests(pair, claim, numbers)
+            paper = max((option.paper for option in options if option.paper is not None), default=0.0)
+            title = f"{percent(ratio)}{case.fields()['about']}"
+            yield AnyOf(title, tuple(options), paper if paper > 0 else None)
+
+
 RATIOS = (
     Statement(
         "C7",
@@ -208,6 +257,7 @@ RATIOS = (
         contrasts=(NoneIsBest(),),
         figure="ratio",
         paper="best at 610m: 20, 20, 20, 50%; at 1b: 40, 50, 40, 50% (SC, TC, QA, IR)",
+        equal_data=False,
     ),
     Statement(
         "C8",
@@ -233,6 +283,7 @@ RATIOS = (
             ),
         ),
         figure="ratio",
+        equal_data=False,
     ),
     Statement(
         "C9",
@@ -247,10 +298,10 @@ RATIOS = (
                 lambda on, ratios: on.mean((ratios[0], ratios[-1])) - on.mean(ratios[1:-1]),
                 "the lowest and the highest ratio score {points} points [above|below] those between on {on} at "
                 "{line}",
-                on=("TC", "QA"),
             ),
         ),
         figure="ratio",
+        equal_data=False,
     ),
     Statement(
         "C16",
@@ -277,6 +328,7 @@ RATIOS = (
             "A short MLM stage has less time to make ratios differ, so a smaller spread is partly a matter of course.",
             NOISY,
         ),
+        equal_data=False,
     ),
 )
 
@@ -303,7 +355,6 @@ EFFICIENCY = (
         figure="efficiency",
         paper="at 5,000 of 42,000 steps, 610m: +6.07, +1.81, +6.41, +10.72 (SC, TC, QA, IR)",
         caveats=("Both are compared before their decay.",),
-        equal_data=True,
     ),
     Statement(
         "C11",
@@ -322,7 +373,6 @@ EFFICIENCY = (
         paper="at 40,000 of 42,000 steps, 610m: +2.92, +15.91, +3.21 (SC, QA, IR), +0.63 (TC); "
         "crossings near 10,000 (SC, QA) and 20,000 steps (IR)",
         caveats=("Both are compared before their decay, which helps MLM more: see B2.",),
-        equal_data=True,
     ),
     Statement(
         "C12",
@@ -349,6 +399,7 @@ EFFICIENCY = (
             NOISY,
             "Under pure bf16 small learning rates partly vanish in rounding, which widens every spread.",
         ),
+        equal_data=False,
     ),
 )
 
@@ -368,13 +419,12 @@ def _best_split(other: int) -> Pattern:
         f"{{names[0]}} and {{shares[1]}} score {{points}} points [above|below] {{names[{other}]}} on SC at {{line}} "
         "(their mean)",
         f"{{line}} · SC · {{names[0]}} and {{shares[1]}} over {{names[{other}]}}",
-        on=("SC",),
     )
 
 
 def _no_worse(more: int, less: int) -> Pattern:
     title = f"{{line}} · SC · {{names[{more}]}} no worse"
-    return above(more, less, on=("SC",), margin=-CLOSE, title=title)
+    return above(more, less, margin=-CLOSE, title=title)
 
 
 STAGES = (
@@ -389,7 +439,6 @@ STAGES = (
         contrasts=(above(),),
         figure="splits",
         paper="610m: +0.85, +0.86, +5.00, +0.33 (SC, TC, QA, IR)",
-        equal_data=True,
     ),
     Statement(
         "C14",
@@ -404,7 +453,6 @@ STAGES = (
         figure="splits",
         paper="SC at 610m: 87.85, 87.57, 87.06 (25-75, 50-50, 75-25), 87.00 (MLM), 83.58 (CLM)",
         caveats=("As good as means: within 0.5 points, tested from both sides.",),
-        equal_data=True,
     ),
     Statement(
         "C15",
@@ -417,7 +465,6 @@ STAGES = (
         contrasts=(above(when=True),),
         figure="splits",
         paper="no such pairs known; at 22,000 steps 50-50 is best on QA (55.97), 75-25 on IR (77.81)",
-        equal_data=True,
     ),
     Statement(
         "C21",
@@ -430,7 +477,6 @@ STAGES = (
         contrasts=(above(),),
         figure="splits",
         paper="1b: the same broad advantage, no numbers",
-        equal_data=True,
     ),
 )
 
@@ -455,10 +501,9 @@ CONTINUED = (
         needs=f"{TWO_BASES} for the same number of steps",
         on=SAME,
         models=Select(BASES, when=STEPS_ON),
-        contrasts=(above(on=SAME, when=True),),
+        contrasts=(above(when=True),),
         figure="continued",
         paper="610m, 22,000 steps on: +0.93, +0.59, +0.25 (SC, TC, IR)",
-        equal_data=True,
     ),
     Statement(
         "C18",
@@ -476,13 +521,11 @@ CONTINUED = (
                 "what is left of the MLM base's lead on QA at {line}, {when}, is {points} points [less|more] "
                 "than a tenth of it",
                 "{line} · QA · {when}",
-                on=("QA",),
             ),
         ),
         figure="continued",
         paper="610m: from −20.68 to −1.04, so 1.03 below a tenth",
         caveats=("Nearly closed means: nine tenths of the gap are gone.",),
-        equal_data=True,
     ),
     Statement(
         "C19",
@@ -492,11 +535,10 @@ CONTINUED = (
         needs=f"{TWO_BASES} at two lengths",
         on=SAME,
         models=Select(BASES, SECOND_LONGEST, when=STEPS_ON),
-        contrasts=(above(on=SAME, when=True, margin=-CLOSE),),
+        contrasts=(above(when=True, margin=-CLOSE),),
         figure="continued",
         paper="610m, 12,000 steps on: +0.23, +0.50, +0.35 (SC, TC, IR); on QA −3.36",
         caveats=("On QA the paper's own number, −3.36, does not match; the claim is tested without it.",),
-        equal_data=True,
     ),
     Statement(
         "C20",
@@ -512,7 +554,6 @@ CONTINUED = (
                 "the CLM base [rises|falls] by {points} points on SC at {line} from {steps[1]:,} to "
                 "{steps[0]:,} steps on",
                 "{line} · SC · the CLM base's rise",
-                on=("SC",),
             ),
             Pattern(
                 lambda on, clm, mlm, clm_before, mlm_before: (
@@ -521,12 +562,10 @@ CONTINUED = (
                 "the CLM base gains {points} points [more|less] than the MLM base on SC at {line} from "
                 "{steps[1]:,} to {steps[0]:,} steps on",
                 "{line} · SC · beyond the MLM base's rise",
-                on=("SC",),
             ),
         ),
         figure="continued",
         paper="610m, from 12,000 to 22,000 steps: +0.56 (CLM base), −0.14 (MLM base)",
-        equal_data=True,
     ),
 )
 
@@ -558,7 +597,6 @@ BEYOND = (
         figure="splits",
         paper="computed from its tables, 610m: +0.29, +0.28, +2.77, +0.26 (SC, TC, QA, IR)",
         source="beyond",
-        equal_data=True,
     ),
     Statement(
         "B2",
@@ -576,13 +614,13 @@ BEYOND = (
                 "MLM 40% gains {points} points [more|less] than CLM on {on} at {line} from the decay (step "
                 "{steps[0]:,} to {steps[1]:,})",
                 "{line} · {on} · gain of the decay",
-                on=("QA", "SC"),
                 remark=decay_begins_later,
             ),
         ),
         figure="efficiency",
         paper="computed from its tables, 610m: +4.77 (QA), +0.50 (SC)",
         source="beyond",
+        equal_data=False,
     ),
     Statement(
         "B3",
@@ -605,6 +643,7 @@ BEYOND = (
         paper="610m: 6.02 between MNLI and SST-2",
         source="beyond",
         caveats=("The paper's number is two single runs at one learning rate: one seed, no interval.",),
+        equal_data=False,
     ),
     Statement(
         "B4",
@@ -621,7 +660,6 @@ BEYOND = (
         figure="objectives",
         paper="none: the paper has its own metrics only",
         source="beyond",
-        equal_data=True,
     ),
     Statement(
         "B5",
@@ -632,11 +670,10 @@ BEYOND = (
         on=("IR",),
         only_if=lambda finetune: finetune.documents == "all",
         models=BOTH,
-        contrasts=(above(on=("IR",), metric="ndcg@10"),),
+        contrasts=(above(metric="ndcg@10"),),
         figure="objectives",
         paper="none: the paper searches judged documents only",
         source="beyond",
-        equal_data=True,
     ),
     Statement(
         "B6",
@@ -650,7 +687,6 @@ BEYOND = (
         figure="splits",
         paper="none: the paper has one pretraining seed",
         source="beyond",
-        equal_data=True,
     ),
 )
 

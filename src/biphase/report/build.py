@@ -27,7 +27,7 @@ from biphase.report.figures import draw
 from biphase.report.page.render import render
 from biphase.report.provenance import Missing
 from biphase.report.tables import Board, Cell
-from biphase.report.verdicts import CONTRARY, Finding
+from biphase.report.verdicts import Finding
 from biphase.specs.tasks import family_name
 from biphase.store import Store
 from biphase.study.plan import Plan
@@ -75,7 +75,7 @@ class Built:
             "answer": self.content.headline.answer,
             "against": {one.rival: one.told for one in self.content.headline.against},
             "verdicts": self.content.headline.verdicts,
-            "claims": {one.id: one.reads for one in self.content.findings},
+            "claims": {one.id: one.verdict for one in self.content.findings},
             "scores": {"done": done, "of": of},
             "seconds": round(self.seconds, 2),
             "files": [str(path) for path in self.files],
@@ -199,7 +199,7 @@ def _latex_cell(cell: Cell) -> str:
 def _latex_claims(findings: tuple[Finding, ...]) -> str:
     rows = []
     for finding in findings:
-        verdict = ", ".join(filter(None, (finding.reads, finding.condition)))
+        verdict = ", ".join(filter(None, (finding.verdict, finding.condition)))
         first = [escape(finding.id), escape(verdict)]
         for part in finding.parts:
             paper = "---" if part.paper is None else _points(part.paper)
@@ -227,10 +227,11 @@ def _points(value: float) -> str:
 LOSSES = 50  # listed one by one; the rest is counted and can be found in trials.csv
 SYMBOLS = {
     "reproduced": "✓",
-    "direction only": "↗",
+    "holds in part": "◐",
     "not reproduced": "✗",
-    CONTRARY: "↙",
+    "no effect found": "=",
     "underpowered": "~",
+    "not applicable": "–",
     "not tested": "·",
 }
 
@@ -309,7 +310,7 @@ def _markdown_claims(content: Content) -> str:
         [
             _text(one.id),
             _text(one.says),
-            ", ".join(filter(None, (f"{SYMBOLS[one.reads]} {one.reads}", one.condition))),
+            ", ".join(filter(None, (f"{SYMBOLS[one.verdict]} {one.verdict}", one.condition))),
             _text(one.why),
             _text(one.paper),
             p_value(one.p_holm),
@@ -333,10 +334,10 @@ def _parts(findings: tuple[Finding, ...]) -> str:
             _text(part.title),
             signed(part.estimate.mean),
             interval(part.estimate.low, part.estimate.high, sign=True) or MISSING,
-            p_value(part.estimate.p),
+            p_value(part.above),
             MISSING if part.paper is None else signed(part.paper),
             effect(part.detectable),
-            CONTRARY if part.contrary else part.supports,
+            part.supports,
         ]
         for one in findings
         for part in one.parts

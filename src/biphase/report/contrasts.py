@@ -22,64 +22,89 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid, over_examples
+from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid
 from biphase.report.recipes import Model, Published
-from biphase.report.selectors import Case, ComparableModels, percent, rows_in_common
-from biphase.report.statistics.intervals import Estimate, across, kept, spread
+from biphase.report.selectors import Case, ComparableModels, percent
+from biphase.report.statistics import moderated
+from biphase.report.statistics.intervals import Estimate, interval
 from biphase.specs import Family, Finetune
 
 # ---------------------------------------------------------------- quantities
-# A quantity has four numbers: its value for every seed, its value for every resample of the test examples, its expected
-# variance for a given noise of scores, and its published value. So one definition serves both the report, which has
-# scores, and the plan, which has none yet.
+# A quantity is a weighted sum of scores. Its weights serve both the report, which has scores, and the plan, which has
+# none yet. What depends on scores in another way (the best of several models, the spread over learning rates) chooses
+# its models and rates on validation scores, and is a weighted sum of test scores from there on.
 
 
+Cell = tuple[
+    str, str, int | None
+]  # task; metric (empty: that of the study); index of the rate (None: the chosen one)
+Terms = dict[str, dict[Cell, float]]  # name of a model → the weights of its scores
 Noise = Callable[[str], float]  # task → standard deviation of one score over seeds, in points
+
+LEARNT = 0.1  # of the way from a trivial baseline to a perfect score: less is not learnt
 
 
 @dataclass(frozen=True)
 class ScoreView:
-    """Scores in percentage points, restricted to the pretraining seeds that all models of a contrast have."""
+    """The scores of the models of a contrast in percentage points, at the learning rates that all of them have."""
 
     evidence: Evidence
-    draws: Resamples | None
-    rows: dict[str, list[int]]  # model → its row indices, in the same seed order for all models
+    rates: dict[str, frozenset[int]]  # by task
 
     @classmethod
-    def of(cls, models: Iterable[Model], evidence: Evidence, draws: Resamples | None = None) -> ScoreView:
-        return cls(evidence, draws, rows_in_common(models))
+    def of(cls, models: Iterable[Model], tasks: Iterable[str], evidence: Evidence) -> ScoreView:
+        results = [result for model in models for result in model.results]
+        rates = {
+            task: frozenset.intersection(*(evidence.grids[result, task].rates for result in results))
+            for task in tasks
+        }
+        return cls(evidence, rates)
 
-    def scores(self, model: Model, tasks: tuple[str, ...], metric: str = "", part: str = "test") -> Floats:
-        return 100 * self.evidence.on(model, tasks, metric, part=part)[self.rows[model.name]]
+    def table(self, model: Model, cells: dict[Cell, float], part: str = "test") -> Floats:
+        """A weighted sum of scores as (pretraining seeds, fine-tuning seeds). NaN: missing."""
+        return sum(
+            (weight * self._scores(model, cell, part) for cell, weight in cells.items()), np.float64(0)
+        )
 
-    def rates(self, model: Model, task: str) -> Floats:
-        """Test scores as (pretraining seeds, learning rates, fine-tuning seeds)."""
-        return 100 * self.evidence.by_rate(model, task)[self.rows[model.name]]
+    def _scores(self, model: Model, cell: Cell, part: str) -> Floats:
+        task, metric, rate = cell
+        rows = []
+        for grid in (self.evidence.grids[result, task] for result in model.results):
+            values = grid.test if part == "test" else grid.validation
+            if rate is None:
+                rows.append(grid.at_chosen(values, metric, self.rates[task]))
+            else:
+                rows.append(
+                    values[metric or grid.metric][rate] if values else np.full(len(grid.seeds), np.nan)
+                )
+        return 100 * np.stack(rows)
 
-    def resampled(self, model: Model, tasks: tuple[str, ...], metric: str = "") -> Floats | None:
-        """Mean over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has no values."""
-        table = self.draws.of(model, tasks, metric) if self.draws else None
-        return None if table is None else 100 * table[:, self.rows[model.name]]
+    def on_validation(self, terms: Terms) -> float:
+        """A quantity by its validation scores, the mean over seeds; NaN where a model has no complete seed."""
+        total = 0.0
+        for name, cells in terms.items():
+            scores = self.table(self.evidence.models[name], cells, "validation")
+            total += float(scores[np.isfinite(scores)].mean()) if np.isfinite(scores).any() else math.nan
+        return total
+
+    def learnt(self, model: Model, task: str) -> bool:
+        """Whether a model clearly exceeds the trivial baselines of a task on validation, at its best rate."""
+        grid = self.evidence.grids[model.results[0], task]
+        trivial = [100 * one[grid.metric].validation for one in grid.baselines.values() if grid.metric in one]
+        floor = max(trivial, default=0.0)
+        return self.on_validation({model.name: {(task, "", None): 1.0}}) > floor + LEARNT * (100 - floor)
 
 
 @dataclass(frozen=True)
 class Quantity(ABC):
-    """A number for every seed, in percentage points. Sums and multiples of quantities are quantities."""
+    """A number made of scores, in percentage points. Sums and multiples of quantities are quantities."""
 
     models: tuple[Model, ...]  # whose scores it needs
     tasks: tuple[str, ...]  # on which it needs them
 
     @abstractmethod
-    def measure(self, view: ScoreView) -> Floats:
-        """Its values as (pretraining seeds, fine-tuning seeds), in points. NaN: missing."""
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        """Its values as (resamples, pretraining seeds, fine-tuning seeds); None where resampling does not apply."""
-        return None
-
-    @abstractmethod
-    def variance(self, noise: Noise) -> float:
-        """Its variance over fine-tuning seeds, if scores of different models and tasks vary independently."""
+    def terms(self, view: ScoreView | None) -> Terms:
+        """The weights of its scores; empty if it cannot be computed from these. Without a view: those expected."""
 
     def published(self, numbers: Published) -> float | None:
         """Its value computed from published scores; None if any of them is not known."""
@@ -88,6 +113,14 @@ class Quantity(ABC):
     def note(self, view: ScoreView) -> str:
         """What to say beside its value."""
         return ""
+
+    def variance(self, noise: Noise, seeds: Callable[[Model], int]) -> float:
+        """Its expected variance, if scores of different models, tasks and seeds vary independently."""
+        models = {model.name: model for model in self.models}
+        return sum(
+            sum(weight**2 * noise(task) ** 2 for (task, _, _), weight in cells.items()) / seeds(models[name])
+            for name, cells in self.terms(None).items()
+        )
 
     def __mul__(self, weight: float) -> Sum:
         return Sum((self,), (weight,))
@@ -101,25 +134,16 @@ class Quantity(ABC):
         return Sum((self, other), (1.0, -1.0))
 
 
-class OfModels(Quantity):
-    """Base class of quantities that are computed from scores."""
-
-    def variance(self, noise: Noise) -> float:
-        return sum(noise(task) ** 2 for task in self.tasks) / len(self.tasks) ** 2
-
-
 @dataclass(frozen=True)
-class MeanScore(OfModels):
+class MeanScore(Quantity):
     """The mean score of one model over tasks."""
 
     family: Family | None = None  # set where the tasks are all that the study has of a family
     metric: str = ""  # empty: the one that learning rates are chosen by
 
-    def measure(self, view: ScoreView) -> Floats:
-        return view.scores(self.models[0], self.tasks, self.metric)
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        return view.resampled(self.models[0], self.tasks, self.metric)
+    def terms(self, view: ScoreView | None) -> Terms:
+        cells: dict[Cell, float] = {(task, self.metric, None): 1 / len(self.tasks) for task in self.tasks}
+        return {self.models[0].name: cells}
 
     def published(self, numbers: Published) -> float | None:
         if self.metric or self.family is None:
@@ -127,40 +151,55 @@ class MeanScore(OfModels):
         return numbers.family_mean(self.models[0].recipe, self.family)
 
 
-class SpreadOfRates(OfModels):
-    """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
+class Sensitivity(Quantity):
+    """How much more one model depends on the learning rate than another: the difference of their spreads.
 
-    def measure(self, view: ScoreView) -> Floats:
-        by_task = [np.moveaxis(view.rates(self.models[0], task), 1, 0) for task in self.tasks]
-        return np.mean([spread(rates) for rates in by_task], axis=0)
+    A spread is the score at the best rate minus that at the worst, both chosen on validation; mean over the tasks that
+    both models have learnt. A model that has not learnt a task scores alike at every rate.
+    """
 
-    def variance(self, noise: Noise) -> float:
-        # Best minus worst is a difference of two scores, so it has twice the variance of one.
-        return 2 * super().variance(noise)
+    def terms(self, view: ScoreView | None) -> Terms:
+        tasks = [task for task in self.tasks if view is None or self._learnt(view, task)]
+        terms: Terms = {model.name: {} for model in self.models} if tasks else {}
+        for model, sign in zip(self.models, (1.0, -1.0), strict=True) if tasks else ():
+            for task in tasks:
+                best, worst = self._ends(view, model, task)
+                terms[model.name] |= {
+                    (task, "", best): sign / len(tasks),
+                    (task, "", worst): -sign / len(tasks),
+                }
+        return terms
+
+    def _learnt(self, view: ScoreView, task: str) -> bool:
+        return len(view.rates[task]) > 1 and all(view.learnt(model, task) for model in self.models)
+
+    def _ends(self, view: ScoreView | None, model: Model, task: str) -> tuple[int, int]:
+        if view is None:
+            return 0, 1
+        scores = {
+            rate: view.on_validation({model.name: {(task, "", rate): 1.0}})
+            for rate in sorted(view.rates[task])
+        }
+        return max(scores, key=lambda rate: scores[rate]), min(scores, key=lambda rate: scores[rate])
+
+    def note(self, view: ScoreView) -> str:
+        left_out = [task for task in self.tasks if not self._learnt(view, task)]
+        return f"left out, not learnt by both: {', '.join(left_out)}" if left_out else ""
 
 
 @dataclass(frozen=True)
-class Best(OfModels):
-    """The test score of the model with the best validation score, averaged over the seeds that all models have."""
+class Best(Quantity):
+    """The score of the model with the best validation score; the first of equals."""
 
     family: Family | None = None
 
-    def chosen(self, view: ScoreView) -> Model | None:
-        """The model that validation selects; the first of equals. None: no seed is complete for all models."""
-        validation = np.stack([view.scores(model, self.tasks, part="validation") for model in self.models])
-        complete = np.isfinite(validation).all(axis=0)
-        if not complete.any():
-            return None
-        return self.models[int(np.argmax(validation[:, complete].mean(axis=1)))]
+    def terms(self, view: ScoreView | None) -> Terms:
+        best = self._chosen(view) if view else self.models[0]
+        return MeanScore((best,), self.tasks).terms(view) if best else {}
 
-    def measure(self, view: ScoreView) -> Floats:
-        best = self.chosen(view)
-        scores = view.scores(best or self.models[0], self.tasks)
-        return scores if best else np.full_like(scores, np.nan)
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        best = self.chosen(view)
-        return view.resampled(best, self.tasks) if best else None
+    def _chosen(self, view: ScoreView) -> Model | None:
+        scores = [view.on_validation(MeanScore((model,), self.tasks).terms(view)) for model in self.models]
+        return None if any(map(math.isnan, scores)) else self.models[scores.index(max(scores))]
 
     def published(self, numbers: Published) -> float | None:
         # Papers print the best of a sweep and some of the others, so a few known numbers of many include the best.
@@ -169,7 +208,7 @@ class Best(OfModels):
         return max(values) if len(self.models) >= 4 and len(values) >= 2 else None
 
     def note(self, view: ScoreView) -> str:
-        best = self.chosen(view)
+        best = self._chosen(view)
         return f"best ratio on validation: {percent(best.recipe.ratio or 0)}" if best else ""
 
 
@@ -187,17 +226,6 @@ class Combined(Quantity):
         object.__setattr__(self, "models", tuple(models))
         object.__setattr__(self, "tasks", tuple(tasks))
 
-    @abstractmethod
-    def combine(self, values: Floats) -> Floats:
-        """Its values from those of its parts, which are stacked along the first axis."""
-
-    def measure(self, view: ScoreView) -> Floats:
-        return self.combine(np.stack([part.measure(view) for part in self.parts]))
-
-    def published(self, numbers: Published) -> float | None:
-        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
-        return float(self.combine(np.array(known))) if len(known) == len(self.parts) else None
-
     def note(self, view: ScoreView) -> str:
         return "; ".join(filter(None, (part.note(view) for part in self.parts)))
 
@@ -208,39 +236,39 @@ class Sum(Combined):
 
     weights: tuple[float, ...]
 
-    def combine(self, values: Floats) -> Floats:
-        return np.tensordot(self.weights, values, axes=1)
+    def terms(self, view: ScoreView | None) -> Terms:
+        return added([part.terms(view) for part in self.parts], self.weights)
 
-    def resample(self, view: ScoreView) -> Floats | None:
-        tables = [table for part in self.parts if (table := part.resample(view)) is not None]
-        return self.combine(np.stack(tables)) if len(tables) == len(self.parts) else None
-
-    def variance(self, noise: Noise) -> float:
-        variances = [part.variance(noise) for part in self.parts]
-        return sum(weight**2 * one for weight, one in zip(self.weights, variances, strict=True))
+    def published(self, numbers: Published) -> float | None:
+        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
+        return float(np.dot(self.weights, known)) if len(known) == len(self.parts) else None
 
 
 class Spread(Combined):
-    """The range of several quantities: largest minus smallest for each seed."""
+    """The range of several quantities: the one that is largest on validation minus the one that is smallest."""
 
-    def combine(self, values: Floats) -> Floats:
-        return spread(values)
+    def terms(self, view: ScoreView | None) -> Terms:
+        parts = [part.terms(view) for part in self.parts]
+        if view is None:
+            return added([parts[0], parts[-1]], (1.0, -1.0))
+        scores = [view.on_validation(part) for part in parts]
+        if any(map(math.isnan, scores)):
+            return {}
+        ends = parts[scores.index(max(scores))], parts[scores.index(min(scores))]
+        return added(list(ends), (1.0, -1.0))
 
-    def variance(self, noise: Noise) -> float:
-        return 2 * max(part.variance(noise) for part in self.parts)
 
-    def published(self, numbers: Published) -> float | None:
-        return None  # the spread of published means has less noise in it than one for each seed
-
-
-class Largest(Combined):
-    """The maximum of several quantities for each seed. Its mean is biased upwards: at least that of the largest."""
-
-    def combine(self, values: Floats) -> Floats:
-        return np.max(values, axis=0)
-
-    def variance(self, noise: Noise) -> float:
-        return max(part.variance(noise) for part in self.parts)
+def added(parts: list[Terms], weights: Iterable[float]) -> Terms:
+    """The terms of a weighted sum; empty if those of a part are."""
+    total: Terms = {}
+    for part, weight in zip(parts, weights, strict=True):
+        if not part:
+            return {}
+        for name, cells in part.items():
+            own = total.setdefault(name, {})
+            for cell, value in cells.items():
+                own[cell] = own.get(cell, 0.0) + weight * value
+    return total
 
 
 def mean(parts: Iterable[Quantity]) -> Sum:
@@ -284,8 +312,8 @@ class On:
     def spread(self, models: Iterable[Model]) -> Spread:
         return Spread(tuple(self.score(model) for model in models))
 
-    def spread_of_rates(self, model: Model) -> SpreadOfRates:
-        return SpreadOfRates((model,), tuple(self.study.tasks))
+    def sensitivity(self, more: Model, less: Model) -> Sensitivity:
+        return Sensitivity((more, less), tuple(self.study.tasks))
 
     def families(self) -> list[On]:
         """The same for every family."""
@@ -434,17 +462,22 @@ class Statement:
     caveats: tuple[str, ...] = ()
     equal_data: bool = True  # whether it compares objectives on equal amounts of data
     only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
+    premise: tuple[Tests, ...] = ()  # what must hold for the claim to say anything: "MLM was ahead before"
+    effect: float = 0.0  # points: the effect worth finding where none is published; 0: the study's
 
     def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
         """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
+        return self._tests(self.contrasts, study, numbers)
+
+    def premises(self, study: ComparableModels, numbers: Published) -> list[Test]:
+        """The tests of the premise, one for each case."""
+        return self._tests(self.premise, study, numbers)
+
+    def _tests(self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published) -> list[Test]:
         if not study.finetune or not self.only_if(study.finetune):
             return []
-        tests = [
-            test
-            for case in self.models.cases(study)
-            for pattern in self.contrasts
-            for test in pattern.tests(case, self, numbers)
-        ]
+        cases = self.models.cases(study)
+        tests = [test for case in cases for one in patterns for test in one.tests(case, self, numbers)]
         return [test for test in tests if study.plans(test.models, test.tasks)]
 
 
@@ -472,25 +505,28 @@ class Paper:
 
 
 LEVEL = 0.95
-ALIKE = "every seed gives the same number, so there is no noise to judge it by"
-Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
+Supports = Literal["yes", "unclear", "against", "underpowered", "missing"]
+Key = frozenset[tuple[str, str, str, int | None, float]]  # what a test measures, whichever claim makes it
 
 
 @dataclass(frozen=True)
 class ClaimPart:
-    """A test of a claim and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
+    """A test of a claim and its result. NaN: not available."""
 
     title: str  # "610m · SC"
     models: tuple[str, ...]
     contrast: Contrast  # whose sentences describe the result
     estimate: Estimate  # positive: as claimed; in points
+    above: float  # one-sided p-value for exceeding the margin
+    below: float  # one-sided p-value for falling below it
     margin: float  # the value that the estimate must exceed
     paper: float | None  # the published value
-    tries: int  # number of tests it was selected from; its p-value and interval are corrected for them
+    tries: int  # number of tests it was selected from; its p-values and interval are corrected for them
     examples: tuple[float, float] | None  # 95% interval over test examples
     note: str
-    shape: tuple[int, int]  # complete pretraining seeds, complete fine-tuning seeds
+    shape: tuple[int, int]  # pretraining seeds and fine-tuning seeds of the model that has the fewest
     lost: int  # trials that failed or cannot be read, so that their seeds are incomplete
+    key: Key = frozenset()
     # Both depend on all claims of a report, so they are known once all parts are measured:
     detectable: float = (
         math.nan
@@ -498,18 +534,8 @@ class ClaimPart:
     supports: Supports = "missing"  # what it says about its claim
 
     @property
-    def alike(self) -> bool:
-        """Whether every seed gives the same number, so that the noise cannot be estimated."""
-        return math.isnan(self.estimate.p) and self.estimate.n > 1
-
-    @property
     def missing(self) -> bool:
-        return math.isnan(self.estimate.p) and not self.alike
-
-    @property
-    def p(self) -> float:
-        """The p-value as a claim uses it: 1 if all seeds are alike, NaN if missing."""
-        return 1.0 if self.alike else self.estimate.p
+        return math.isnan(self.above)
 
     @property
     def excess(self) -> float:
@@ -522,87 +548,213 @@ class ClaimPart:
         return (self.estimate.high - self.estimate.low) / 2
 
     @property
-    def contrary(self) -> bool:
-        """Whether the 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
-        return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
-
-    @property
     def says(self) -> str:
         """The result as a sentence without a full stop; empty if missing."""
         if self.missing:
             return ""
         sentence = self.contrast.above if self.estimate.mean >= 0 else self.contrast.below
-        around = "" if math.isnan(self.half) else f" ± {self.half:.2f}"
         # Only the first {}: a run's name may contain braces.
-        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f}{around}", 1)
+        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f} ± {self.half:.2f}", 1)
 
 
-def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
-    """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
-    return _clearest(test, evidence, draws) if isinstance(test, AnyOf) else _measure(test, evidence, draws)
+@dataclass(frozen=True)
+class ModelMean:
+    """A weighted sum of the scores of one model: its mean over seeds, with the moderated variance of that mean."""
+
+    mean: float
+    variance: float
+    df: float
+    shape: tuple[int, int]  # pretraining seeds, fine-tuning seeds
 
 
-def _measure(contrast: Contrast, evidence: Evidence, draws: Resamples | None, tries: int = 1) -> ClaimPart:
-    view = ScoreView.of(contrast.models, evidence, draws)
-    matrix = np.atleast_2d(contrast.quantity.measure(view))
-    estimate = across(matrix, 1 - (1 - LEVEL) / tries)
-    if contrast.margin:
-        estimate = replace(estimate, p=across(matrix - contrast.margin).p)
-    rows, columns = kept(matrix)
-    cells = [(model, task) for model in contrast.models for task in contrast.tasks]
-    grids = [evidence.grids[result, task] for model, task in cells for result in model.results]
-    known = not math.isnan(estimate.p)
-    examples = None
-    if known and draws:
-        sizes = [evidence.examples(model, task) for model, task in cells]
-        examples = over_examples(contrast.quantity.resample(view), matrix, sizes)
-    return ClaimPart(
-        title=contrast.title,
-        models=tuple(model.name for model in contrast.models),
-        contrast=contrast,
-        estimate=estimate,
-        margin=contrast.margin,
-        paper=contrast.paper,
-        tries=tries,
-        examples=None if isinstance(examples, str) else examples,
-        note=_note(contrast, view) if known else _why_unknown(grids, estimate),
-        shape=(len(rows), len(columns)),
-        lost=sum(len(grid.missing) for grid in grids),
-    )
+class Measure:
+    """Measures the tests of a report. Variances are moderated over all models of the study (docs/statistics.md)."""
+
+    def __init__(self, evidence: Evidence, draws: Resamples | None = None) -> None:
+        self.evidence, self.draws = evidence, draws
+        self._known: dict[tuple[object, ...], dict[str, ModelMean]] = {}
+
+    def __call__(self, test: Test) -> ClaimPart:
+        return self._clearest(test) if isinstance(test, AnyOf) else self._contrast(test)
+
+    def _contrast(self, contrast: Contrast, tries: int = 1) -> ClaimPart:
+        view = ScoreView.of(contrast.models, contrast.tasks, self.evidence)
+        terms = contrast.quantity.terms(view)
+        parts = {name: self._mean(view, name, cells) for name, cells in terms.items()}
+        known = [part for part in parts.values() if part is not None]
+        result = None
+        if terms and len(known) == len(parts):
+            result = moderated.contrast_of(
+                np.asarray(math.fsum(part.mean for part in known)),
+                np.array([part.variance for part in known]),
+                np.array([part.df for part in known]),
+                contrast.margin,
+                1 - (1 - LEVEL) / tries,
+            )
+        shapes = [part.shape for part in known] or [(0, 0)]
+        shape = min(one for one, _ in shapes), min(one for _, one in shapes)
+        sources = ("fine-tuning seeds", "pretraining seeds")
+        covers = " and ".join(dict.fromkeys(sources[one > 1] for one, _ in shapes))
+        grids = [
+            self.evidence.grids[result, task]
+            for model in contrast.models
+            for result in model.results
+            for task in contrast.tasks
+        ]
+        judged = result is not None and bool(np.isfinite(result.se))
+        n = min((max(one) for one in shapes), default=0)
+        nothing = Estimate(math.nan, math.nan, n, math.nan, math.nan, math.nan, covers)
+        return ClaimPart(
+            title=contrast.title,
+            models=tuple(model.name for model in contrast.models),
+            contrast=contrast,
+            estimate=nothing if result is None else moderated.as_estimate(result, max(n, 1), covers, LEVEL),
+            above=float(result.above) if result is not None and judged else math.nan,
+            below=float(result.below) if result is not None and judged else math.nan,
+            margin=contrast.margin,
+            paper=contrast.paper,
+            tries=tries,
+            examples=self._over_examples(view, terms, result.value)
+            if result is not None and judged
+            else None,
+            note=_note(contrast, view) if judged else _why_unknown(grids, bool(terms), n),
+            shape=shape,
+            lost=sum(len(grid.missing) for grid in grids),
+            key=self._key(terms, contrast.margin),
+        )
+
+    def _clearest(self, test: AnyOf) -> ClaimPart:
+        """Measure the option that is clearest above its margin, with p-values for "at least one option holds"."""
+        tried = [self._contrast(option, len(test.options)) for option in test.options]
+        known = [result for result in tried if not result.missing]
+        if not known:
+            names = tuple(model.name for model in test.models)
+            return replace(tried[0], title=test.title, models=names, paper=test.paper)
+        best = min(known, key=lambda result: result.above)
+        incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
+        return replace(
+            best,
+            title=test.title,
+            paper=test.paper,
+            above=min(1.0, best.above * len(known)),
+            below=max(result.below for result in known),
+            note=f"clearest of {len(known)} comparisons: {best.title}{incomplete}",
+            key=frozenset[Any]().union(*(result.key for result in tried)),
+        )
+
+    def _mean(self, view: ScoreView, name: str, cells: dict[Cell, float]) -> ModelMean | None:
+        """The weighted sum for one model; None if it has no complete seed."""
+        scale = max(map(abs, cells.values())) * math.copysign(1.0, next(iter(cells.values())))
+        alike = {cell: weight / scale for cell, weight in cells.items()}
+        several = len(self.evidence.models[name].results) > 1
+        rates = tuple((task, view.rates[task]) for task, _, _ in alike)
+        key = (several, rates, *((cell, round(weight, 9)) for cell, weight in alike.items()))
+        if key not in self._known:
+            self._known[key] = self._moderated(view, alike, several=several)
+        found = self._known[key].get(name)
+        return found and replace(found, mean=found.mean * scale, variance=found.variance * scale**2)
+
+    def _moderated(self, view: ScoreView, cells: dict[Cell, float], *, several: bool) -> dict[str, ModelMean]:
+        """The same sum for every model of the study that has several pretraining seeds, or one, by name."""
+        own: dict[str, Floats] = {}
+        shapes: dict[str, tuple[int, int]] = {}
+        others: list[Floats] = []
+        shared = frozenset.intersection(*(view.rates[task] for task, _, _ in cells))
+        at_chosen = all(rate is None for _, _, rate in cells)
+        for name, model in self.evidence.models.items():
+            if (len(model.results) > 1) != several:
+                continue
+            table = view.table(model, cells)
+            if not np.isfinite(table).any():
+                continue
+            rows = np.isfinite(table).any(axis=1)
+            own[name] = moderated.seed_values(table)
+            shapes[name] = int(rows.sum()), int(np.isfinite(table[rows]).sum(axis=1).min())
+            for rate in sorted(shared) if at_chosen else ():
+                at_rate = {(task, metric, rate): weight for (task, metric, _), weight in cells.items()}
+                others.append(moderated.seed_values(view.table(model, at_rate)))
+        if not own:
+            return {}
+        found = moderated.cells_of(_padded(list(own.values())), _padded(others) if others else None)
+        return {
+            name: ModelMean(float(mean), float(variance / n), float(df), shapes[name])
+            for name, mean, variance, df, n in zip(
+                own, found.mean, found.variance, found.df, found.n, strict=True
+            )
+        }
+
+    def _over_examples(self, view: ScoreView, terms: Terms, value: Floats) -> tuple[float, float] | None:
+        """The 95% interval of a quantity over test examples; None where it is not known."""
+        total: Floats = np.zeros(())
+        fewest = math.inf
+        for name, cells in terms.items():
+            model = self.evidence.models[name]
+            for (task, metric, rate), weight in cells.items():
+                whole = all(
+                    self.evidence.grids[result, task].rates == view.rates[task] for result in model.results
+                )
+                table = (
+                    self.draws.of(model, (task,), metric) if self.draws and whole and rate is None else None
+                )
+                if table is None or not np.isfinite(table).any():
+                    return None
+                total = total + 100 * weight * np.nanmean(table, axis=(1, 2))
+                fewest = min(fewest, self.evidence.examples(model, task))
+        if not fewest > 1 or not np.isfinite(total).all():
+            return None
+        low, high = interval(total, value, examples=int(fewest))
+        return (float(low), float(high)) if np.isfinite(low) else None
+
+    def _key(self, terms: Terms, margin: float) -> Key:
+        """What a test measures: two claims that compare the same scores make the same test."""
+        weights = {
+            (
+                name,
+                task,
+                metric or self.evidence.grids[self.evidence.models[name].results[0], task].metric,
+                rate,
+            ): one
+            for name, cells in terms.items()
+            for (task, metric, rate), one in cells.items()
+        }
+        every = frozenset((*cell, round(weight, 9)) for cell, weight in weights.items())
+        return every | {("margin", "", "", None, margin)} if every else every
 
 
-def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
-    """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
-    tried = [_measure(option, evidence, None, len(test.options)) for option in test.options]
-    known = [result for result in tried if not result.missing]
-    judged = [result for result in known if not result.alike]
-    if not judged:
-        names = tuple(model.name for model in test.models)
-        return replace((known or tried)[0], title=test.title, models=names, paper=test.paper)
-    best = min(judged, key=lambda result: result.p if result.excess > 0 else 2 - result.p)
-    result = _measure(best.contrast, evidence, draws, len(known))
-    corrected = replace(result.estimate, p=min(1.0, result.estimate.p * len(known)))
-    incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
-    note = f"clearest of {len(known)} comparisons: {best.title}{incomplete}"
-    return replace(result, title=test.title, paper=test.paper, estimate=corrected, note=note)
+def _padded(rows: list[Floats]) -> Floats:
+    """Rows of different lengths as one array, padded with NaN."""
+    table = np.full((len(rows), max(1, *(len(row) for row in rows))), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
 
 
 def _note(contrast: Contrast, view: ScoreView) -> str:
-    paired = set.intersection(*(set(model.seeds) for model in contrast.models))
+    fewer = [
+        task
+        for task, rates in view.rates.items()
+        if any(
+            view.evidence.grids[result, task].rates != rates
+            for model in contrast.models
+            for result in model.results
+        )
+    ]
     notes = (
         contrast.remark(view, contrast.quantity) if contrast.remark else "",
         contrast.quantity.note(view),
-        "" if paired else "no pretraining seed in common: models are paired in the order of their seeds",
+        f"at the learning rates that all of them have ({', '.join(fewer)})" if fewer else "",
     )
     return "; ".join(filter(None, notes))
 
 
-def _why_unknown(grids: list[ScoreGrid], estimate: Estimate) -> str:
-    if estimate.n > 1:
-        return ALIKE
+def _why_unknown(grids: list[ScoreGrid], found: bool, seeds: int) -> str:
     done, of = sum(grid.done for grid in grids), sum(grid.of for grid in grids)
     lost = sum(len(grid.missing) for grid in grids)
     if done < of:
         failed = f", {lost:,} failed or cannot be read" if lost else ""
         return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} scores done{failed}"
-    return "one seed: an interval needs two" if estimate.n else "the metric it asks for was not scored"
+    if not found:
+        return "no task that both have learnt"
+    if seeds:
+        return "no model has two seeds that differ, so there is no noise to judge it by"
+    return "the metric it asks for was not scored"

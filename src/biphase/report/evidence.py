@@ -40,6 +40,7 @@ class Baseline:
 
     what: str
     test: float
+    validation: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -77,17 +78,23 @@ class ScoreGrid:
         return sum(bool(key) for row in self.keys for key in row)
 
     @cached_property
+    def rates(self) -> frozenset[int]:
+        """The indices of the planned learning rates."""
+        return frozenset(at for at, row in enumerate(self.keys) if any(row))
+
+    @cached_property
     def chosen(self) -> dict[int, int]:
         """Map each seed to the index of its chosen rate; seeds with an unfinished rate are left out."""
+        return self.chosen_among(self.rates)
+
+    def chosen_among(self, rates: frozenset[int]) -> dict[int, int]:
+        """As `chosen`, among some of the planned rates."""
         found = {}
         for column, seed in enumerate(self.seeds if self.metric in self.validation else ()):
-            scores = {
-                (lr, seed): float(score)
-                for lr, score in zip(self.lrs, self.validation[self.metric][:, column], strict=True)
-                if math.isfinite(score)
-            }
-            planned = sum(bool(row[column]) for row in self.keys)
-            choice = choose(scores) if len(scores) == planned else None
+            planned = [at for at in sorted(rates) if self.keys[at][column]]
+            values = {at: float(self.validation[self.metric][at, column]) for at in planned}
+            scores = {(self.lrs[at], seed): value for at, value in values.items() if math.isfinite(value)}
+            choice = choose(scores) if scores and len(scores) == len(planned) else None
             if choice:
                 found[seed] = self.lrs.index(choice.by_seed[seed])
         return found
@@ -97,13 +104,16 @@ class ScoreGrid:
         """The number of seeds whose chosen trial predicts the same for every test example."""
         return sum((self.chosen.get(seed), at) in self.constant for at, seed in enumerate(self.seeds))
 
-    def at_chosen(self, part: dict[str, Floats], metric: str = "") -> Floats:
-        """The score of each seed at its chosen rate; NaN for a seed with unfinished rates."""
+    def at_chosen(
+        self, part: dict[str, Floats], metric: str = "", rates: frozenset[int] | None = None
+    ) -> Floats:
+        """The score of each seed at its chosen rate, of all planned ones or of `rates`; NaN where one is unfinished."""
         scores = np.full(len(self.seeds), np.nan)
         values = part.get(metric or self.metric)
+        chosen = self.chosen if rates is None or rates == self.rates else self.chosen_among(rates)
         for column, seed in enumerate(self.seeds):
-            if values is not None and seed in self.chosen:
-                scores[column] = values[self.chosen[seed], column]
+            if values is not None and seed in chosen:
+                scores[column] = values[chosen[seed], column]
         return scores
 
 
@@ -312,7 +322,10 @@ def _grid(
         machines=tuple(content["machine"] for _, content in done),
         missing={key: why for _, key, _, why in trials if why is not None},
         baselines={
-            name: {metric: Baseline(one["what"], float(one["test"])) for metric, one in by_metric.items()}
+            name: {
+                metric: Baseline(one["what"], float(one["test"]), float(one["validation"]))
+                for metric, one in by_metric.items()
+            }
             for name, by_metric in baselines.items()
         },
         constant=frozenset(at for at, content in done if content.get("constant", {}).get("test")),

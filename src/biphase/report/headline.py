@@ -18,7 +18,7 @@ from biphase.report.evidence import Evidence, Floats
 from biphase.report.recipes import Model
 from biphase.report.selectors import rows_in_common
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
-from biphase.report.verdicts import READS, Finding
+from biphase.report.verdicts import VERDICTS, Finding
 from biphase.specs.tasks import Family, family_name
 from biphase.text import collapse, counted, fixed, interval, listed, no_interval, percent, short
 
@@ -78,12 +78,12 @@ class Headline:
 
 def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
     """The top of a report, from the scores and the verdicts."""
-    verdicts = Counter(one.reads for one in findings)
+    verdicts = Counter(one.verdict for one in findings)
     return Headline(
         *_answer(evidence),
         scale=_scale(evidence),
         noise=noise(evidence),
-        verdicts={reading: verdicts[reading] for reading in READS},
+        verdicts={verdict: verdicts[verdict] for verdict in VERDICTS},
     )
 
 

@@ -26,8 +26,8 @@ KINDS: dict[tuple[str, ...], Kind] = {
     ("mlm",): "mlm",
     ("clm", "mlm"): "clm-mlm",
 }
-# "warmup" or "decay" → its shares of the run, where it scales with the run's length
-Shares = dict[str, list[float]]
+# ("warmup" or "decay", whether of continued runs) → its shares of the run, where it scales with the run's length
+Shares = dict[tuple[str, bool], list[float]]
 SETTING = ("packing", "batch_tokens", "optimizer", "precision", "optimizer_state", "data")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # the fields that define a model's shape
 
@@ -250,18 +250,20 @@ def shape_key(start: object) -> str:
 def _shares(plan: Plan) -> Shares:
     """Find whether warmup and decay are shares of a run's length in this study, rather than numbers of steps.
 
-    They are where fewer shares than counts, rounded to whole steps, give the counts of all runs.
+    They are where fewer shares than counts, rounded to whole steps, give the counts of all runs. Continued runs are
+    looked at by themselves: by default they inherit a number of steps.
     """
     found: Shares = {}
-    for name in ("warmup", "decay"):
-        counts = {(int(getattr(run.schedule, name)), run.steps) for run in plan.study.runs if run.stages}
+    for name, continued in itertools.product(("warmup", "decay"), (False, True)):
+        runs = [run for run in plan.study.runs if run.stages and (run.parent is not None) == continued]
+        counts = {(int(getattr(run.schedule, name)), run.steps) for run in runs}
         counts = {(count, of) for count, of in counts if count}
         fewest: list[float] = []
         for most, least in sorted(((count + 0.5) / of, (count - 0.5) / of) for count, of in counts):
             if not fewest or fewest[-1] <= least:
                 fewest.append(most)
         if len(fewest) < len({count for count, _ in counts}):
-            found[name] = fewest
+            found[name, continued] = fewest
     return found
 
 
@@ -297,7 +299,8 @@ def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
 def _part(run: Pretrain, name: str, shares: Shares) -> float:
     """One part of the schedule: a share of the run where the study uses shares, otherwise steps."""
     count = getattr(run.schedule, name)
-    if name not in shares or not count:
+    known = shares.get((name, run.parent is not None))
+    if known is None or not count:
         return count
     least, most = (count - 0.5) / run.steps, (count + 0.5) / run.steps
-    return next((one for one in shares[name] if least < one <= most), count / run.steps)
+    return next((one for one in known if least < one <= most), count / run.steps)

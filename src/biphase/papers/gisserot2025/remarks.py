@@ -13,6 +13,7 @@ import numpy as np
 from biphase.report.contrasts import On, Quantity, Remark, ScoreView
 from biphase.report.evidence import Floats
 from biphase.report.pretraining import Epochs
+from biphase.report.recipes import Model
 from biphase.report.selectors import Case
 from biphase.report.statistics.intervals import across, complete, kept, mean_squares
 from biphase.study.costs import REPEATED, flops_of
@@ -35,7 +36,11 @@ def noise_by_source(case: Case, on: On) -> Remark:
     """A remark with the sd over pretraining seeds and over fine-tuning seeds."""
 
     def remark(view: ScoreView, quantity: Quantity) -> str:
-        table = complete(quantity.measure(view))
+        terms = quantity.terms(view).items()
+        tables = [view.table(view.evidence.models[name], cells) for name, cells in terms]
+        if len({table.shape for table in tables}) != 1:
+            return ""
+        table = complete(np.sum(tables, axis=0))
         if min(table.shape) < 2:
             return ""
         rows, columns, rest = mean_squares(table)
@@ -63,8 +68,9 @@ class Overtaking:
         steps = np.array([float(rising.recipe.steps) for rising, _ in pairs])
         if len(steps) < 2:
             return ""
-        within = ScoreView.of([model for pair in pairs for model in pair], view.evidence)
-        curves = np.array([[self.on.score(model).measure(within) for model in pair] for pair in pairs])
+        models = [model for pair in pairs for model in pair]
+        within = ScoreView.of(models, self.on.score(models[0]).tasks, view.evidence)
+        curves = np.array([[self._scores(within, model) for model in pair] for pair in pairs])
         rows, columns = kept(curves.sum(axis=(0, 1)))
         if not columns.size:
             return ""
@@ -80,6 +86,9 @@ class Overtaking:
         for cell in np.ndindex(at.shape):
             at[cell] = crossing(steps, rising[:, *cell], steps, passed[:, *cell])
         return f"{leader} overtakes {other} near {self._place(at, rising, passed, epochs)}{once}"
+
+    def _scores(self, view: ScoreView, model: Model) -> Floats:
+        return view.table(model, self.on.score(model).terms(view)[model.name])
 
     def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
         """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""

@@ -26,7 +26,7 @@ from biphase.report.provenance import RunSummary
 from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, BoardRow, Cell, Table, widest_interval
-from biphase.report.verdicts import CONTRARY, ClaimPart, Finding
+from biphase.report.verdicts import ClaimPart, Finding
 from biphase.specs.tasks import FAMILIES
 from biphase.text import (
     MISSING,
@@ -346,20 +346,20 @@ def _fixed(value: float | None, digits: int) -> tuple[str, str]:
 
 CSS = {
     "reproduced": "reproduced",
-    "direction only": "direction",
+    "holds in part": "partly",
     "not reproduced": "against",
-    CONTRARY: "contrary",
+    "no effect found": "unclear",
     "underpowered": "underpowered",
+    "not applicable": "inapplicable",
     "not tested": "untested",
 }
 SUPPORTS = {
     "yes": ("yes", "reproduced"),
-    "direction": ("direction only", "direction"),
+    "unclear": ("no effect found", "unclear"),
     "against": ("against it", "against"),
     "underpowered": ("underpowered", "underpowered"),
     "missing": ("missing", "untested"),
 }
-NOT_CLEAR = "not clear after correction"
 SOURCES = {"paper": "Claims of the paper", "beyond": "Beyond the paper", "study": "Claims of this study"}
 LEAD_WIDTH = 330  # pixels of the drawing beside a lead
 MANY = 6  # columns of scores, beyond which intervals stand below their means
@@ -416,13 +416,12 @@ def _claim(finding: Finding, drawn: set[str]) -> dict[str, Any]:
     ]
     scale = AxisScale(marks)
     covers = dict.fromkeys(part.estimate.covers for part in parts if math.isfinite(part.estimate.low))
-    unclear = NOT_CLEAR if finding.reads == CONTRARY else ""
     return {
         "id": finding.id,
         "says": finding.says,
-        "verdict": finding.reads,
-        "css": CSS[finding.reads],
-        "condition": ", ".join(filter(None, (unclear, finding.condition))),
+        "verdict": finding.verdict,
+        "css": CSS[finding.verdict],
+        "condition": finding.condition,
         "why": finding.why,
         "ours": _with_intervals([part.estimate for part in parts]),
         "paper": _summed([math.nan if part.paper is None else part.paper for part in parts]),
@@ -476,7 +475,7 @@ def _with_intervals(estimates: list[Estimate]) -> list[str]:
 
 def _part(part: ClaimPart, forest: Markup) -> dict[str, Any]:
     seeds = part.estimate
-    supports, css = (CONTRARY, "contrary") if part.contrary else SUPPORTS[part.supports]
+    supports, css = SUPPORTS[part.supports]
     examples = part.examples or (math.nan, math.nan)
     return {
         "title": part.title,
@@ -486,7 +485,7 @@ def _part(part: ClaimPart, forest: Markup) -> dict[str, Any]:
         "forest": forest,
         "examples": interval(*examples, sign=True) or MISSING,
         "n": seeds.n or MISSING,
-        "p": p_value(seeds.p),
+        "p": p_value(part.above),
         "detectable": effect(part.detectable),
         "paper": MISSING if part.paper is None else signed(part.paper),
         "supports": supports,

@@ -11,16 +11,15 @@ from small_studies import K, clm, mlm
 
 from biphase import CATALOG, CLM, MLM, Finetune, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
+from biphase.papers.gisserot2025.remarks import Overtaking, crossing
 from biphase.report.contrasts import (
     AnyOf,
     Contrast,
     Largest,
     MeanScore,
     On,
-    Overtaking,
     ScoreView,
     Spread,
-    crossing,
     mean,
     measure,
     slope,
@@ -28,7 +27,7 @@ from biphase.report.contrasts import (
 from biphase.report.evidence import Resamples, gather
 from biphase.report.selectors import Recipes, Select, comparable_models
 from biphase.report.statistics.intervals import over_seeds
-from biphase.report.verdicts import _part
+from biphase.report.verdicts import _classified
 
 RATES = (1e-5, 1e-4, 1e-3)
 RUNS = clm(42 * K, "clm"), mlm(42 * K, name="mlm40"), mlm(42 * K, 0.2, "mlm20")
@@ -120,20 +119,6 @@ def test_a_seed_that_one_model_lacks_is_missing(case):
         assert np.isnan(read(evidence, quantity)).tolist() == [[False, True]]
 
 
-def test_pretraining_seeds_are_paired_by_seed(plan_of, evidence_of):
-    runs = [replace(one, name=f"{one.name}-{seed}", seed=seed) for one in RUNS[:2] for seed in (1, 2)]
-    plan = plan_of(replace(STUDY, runs=(*runs, replace(RUNS[0], name="clm-0", seed=0))))
-    evidence = evidence_of(plan, lambda model, task, shape: np.zeros(shape))
-    for result, level in {"clm-0": 9, "clm-1": 1, "clm-2": 2, "mlm40-1": 11, "mlm40-2": 22}.items():
-        evidence.grids[result, "conll2003"].test["sentence_f1"][:] = level / 100
-    study = comparable_models(plan, evidence.models)
-    clm, mlm = (
-        next(one for one in study.models.values() if one.recipe.kind == kind) for kind in ("clm", "mlm")
-    )
-    found = read(evidence, On(study, "TC").gap(mlm, clm))
-    assert found == pytest.approx(np.array([[10.0] * 2, [20.0] * 2]))
-
-
 def test_the_predicted_variance_is_that_of_scores_drawn_anew(any_case):
     study, _, _ = any_case
     noise = {"sst2": 0.3, "mnli": 0.5, "conll2003": 0.2}
@@ -149,7 +134,9 @@ def test_the_predicted_variance_is_that_of_scores_drawn_anew(any_case):
     def value(quantity):
         if isinstance(quantity, MeanScore):
             return np.mean([scores[quantity.models[0], task] for task in quantity.tasks], axis=0)
-        return sum(weight * value(part) for weight, part in quantity.terms)
+        return sum(
+            weight * value(part) for weight, part in zip(quantity.weights, quantity.parts, strict=True)
+        )
 
     for quantity in (
         sc.score(clm),
@@ -162,7 +149,7 @@ def test_the_predicted_variance_is_that_of_scores_drawn_anew(any_case):
     # A spread is assumed to be as noisy as a difference of two.
     single = sc.score(clm).variance(lambda task: 0.3)
     assert single == pytest.approx(0.3**2 / 2)
-    rates = replace(sc.spread_of_rates(clm), on=("sst2", "mnli"))
+    rates = replace(sc.spread_of_rates(clm), tasks=("sst2", "mnli"))
     for quantity, times in ((sc.spread((clm, mlm)), 2), (rates, 2), (sc.best((clm, mlm)), 1)):
         assert quantity.variance(lambda task: 0.3) == pytest.approx(times * single)
     assert Largest((sc.score(clm), sc.score(mlm))).variance(lambda task: 0.3) == pytest.approx(single)
@@ -258,7 +245,7 @@ def test_what_is_missing_says_why(measured, case):
     nan = math.nan
     found = measured(changed={"clm": [[80.0, nan, nan, nan]]})
     assert (found.missing, found.note, found.says) == (True, "not yet: 5 of 8 scores done", "")
-    assert math.isnan(_part(found, 0.05, 0.05).detectable)
+    assert math.isnan(_classified(found, 0.05, 0.05).detectable)
     one = replace(ONE_TASK, finetune=replace(ONE_TASK.finetune, seeds=(0,)))
     single = measured(study=one, changed={name: [row[0][:1]] for name, row in SCORES.items()})
     assert "one seed" in single.note
@@ -275,39 +262,43 @@ def test_what_is_missing_says_why(measured, case):
     assert "was not scored" in measure(replace(contrast(study), quantity=gap), evidence, None).note
 
 
-def test_an_incomplete_seed_is_left_out(measured):
-    found = measured(changed={"clm": [[80.0, math.nan, 81.0, 80.2]]})
-    assert (found.estimate.n, found.shape) == (3, (1, 3))
-    assert found.estimate.mean == pytest.approx(np.mean([1.0, 0.9, 0.9]))
-
-
 @pytest.mark.parametrize("by", [1.0, -1.0, 0.0])
 def test_seeds_that_are_all_alike_prove_nothing(measured, by):
     found = measured(changed={"clm": np.subtract(SCORES["mlm40"], by)})
     assert (found.alike, found.missing, found.p) == (True, False, 1.0)
     assert found.estimate.mean == pytest.approx(by)
-    assert _part(found, 0.05, 0.05).detectable == math.inf
+    assert _classified(found, 0.05, 0.05).detectable == math.inf
     assert "same number" in found.note
 
 
-def test_models_without_a_common_pretraining_seed_are_paired_in_order(plan_of, evidence_of):
+def test_pretraining_seeds_are_paired_by_seed_or_else_in_order(plan_of, evidence_of):
     def several(*seeds):
         runs = [
             replace(one, name=f"{one.name}-{seed}", seed=seed)
             for one, some in zip(RUNS, seeds, strict=False)
             for seed in some
         ]
-        plan, draw = plan_of(replace(ONE_TASK, runs=tuple(runs))), np.random.default_rng(5)
-        evidence = evidence_of(plan, lambda model, task, shape: draw.normal(80, 1, shape))
+        plan = plan_of(replace(ONE_TASK, runs=tuple(runs)))
+        evidence = evidence_of(plan, lambda model, task, shape: np.zeros(shape))
+        for (
+            name
+        ) in plan.results:  # of the first model as many points as its seed, of the second ten times that
+            points = int(name[-1]) * (10 if name.startswith("mlm") else 1)
+            evidence.grids[name, "sst2"].test["accuracy"][:] = points / 100
         study = comparable_models(plan, evidence.models)
         clm, mlm = study.models
-        return measure(contrast(study, mlm, clm), evidence, None)
+        test = contrast(study, mlm, clm)
+        table = test.quantity.measure(ScoreView.of(test.models, evidence))
+        return table[:, 0].tolist(), measure(test, evidence, None)
 
-    apart, together = several((1, 2), (3, 4, 5)), several((1, 2, 3), (2, 3))
-    assert (apart.shape, together.shape) == ((2, 4), (2, 4))
-    assert "no pretraining seed in common" in apart.note
-    assert together.note == ""
-    assert apart.estimate.covers == "pretraining and fine-tuning seeds"
+    points, found = several((1, 2, 4), (2, 4, 3))
+    assert points == pytest.approx([18.0, 36.0])
+    assert found.shape == (2, 4)
+    assert "in common" not in found.note
+    points, found = several((1, 2), (3, 4, 5))
+    assert points == pytest.approx([29.0, 38.0])
+    assert "no pretraining seed in common" in found.note
+    assert found.estimate.covers == "pretraining and fine-tuning seeds"
 
 
 # ---------------------------------------------------------------- over test examples
@@ -351,7 +342,7 @@ def test_the_interval_over_examples_needs_two_examples_and_any_pretraining(inven
     assert found.examples[0] < found.estimate.mean < found.examples[1]
 
     class Two:
-        def of(self, model, task, metric=""):
+        def of(self, model, tasks, metric=""):
             return np.arange(2 * 6.0).reshape(2, 2, 3)
 
     for place in evidence.grids:
@@ -413,7 +404,7 @@ def overtaking(plan_of, evidence_of):
         (case,) = select.cases(study)
         on = On(study, "SC")
         quantity = on.gap(*case.models)
-        return Overtaking(case, on).remark(ScoreView.of(quantity.models, evidence), quantity)
+        return Overtaking(case, on)(ScoreView.of(quantity.models, evidence), quantity)
 
     return said
 

@@ -65,12 +65,14 @@ MANY = pytest.mark.parametrize("studies", [20, pytest.param(250, marks=pytest.ma
 @MANY
 def test_where_nothing_differs_hardly_a_study_finds_anything(simulated, studies):
     """The chance of any false finding in a study stays below 5%."""
-    wrong = 0
+    wrong = refuted = 0
     for seed in range(studies):
         found = verdicts(simulated(seed, lambda model, family: LEVEL[family]))
         assert found["C21"] == "not tested"
-        wrong += any(found[one] == "reproduced" for one in OTHERS)
+        wrong += any(found[one] in ("reproduced", "holds in part") for one in OTHERS)
+        refuted += any(found[one] == "not reproduced" for one in OTHERS)
     assert wrong <= 0.05 * studies
+    assert refuted <= 0.05 * studies
 
 
 def edge(model, family):
@@ -131,7 +133,7 @@ def test_the_papers_large_effects_are_found(simulated, paper_means):
         found = verdicts(evidence)
         assert {one: found[one] for one in LARGE} == dict.fromkeys(LARGE, "reproduced")
         # Effects of 0.3 points in IR or SC are beyond five seeds with this noise, and said to be.
-        assert {found[one] for one in ("C13", "C17", "B1")} <= {"underpowered", "direction only"}
+        assert {found[one] for one in ("C13", "C17", "B1")} <= {"underpowered", "reproduced"}
         # As large as what is found four times in five: 1.27 points of IR at 1b, 0.63 of TC on the way.
         assert {found[one] for one in ("C3", "C7", "C9", "C11", "C15")} <= {"reproduced", "underpowered"}
 
@@ -147,7 +149,8 @@ def test_effects_that_are_turned_round_are_refused(simulated, paper_means):
         return paper_means["-".join(words), family]
 
     found = verdicts(simulated(5, truth))
-    assert {found[one] for one in ("C1", "C2", "C3", "C10", "C11", "C5")} == {"not reproduced"}
+    assert {found[one] for one in ("C1", "C2", "C3", "C10", "C11")} == {"not reproduced"}
+    assert found["C5"] == "not applicable", "MLM has no advantage that could grow"
 
 
 def test_an_effect_that_was_taken_away_is_not_found(simulated, paper_means):

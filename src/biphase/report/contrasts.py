@@ -160,14 +160,15 @@ class Sensitivity(Quantity):
 
     def terms(self, view: ScoreView | None) -> Terms:
         tasks = [task for task in self.tasks if view is None or self._learnt(view, task)]
-        terms: Terms = {model.name: {} for model in self.models} if tasks else {}
-        for model, sign in zip(self.models, (1.0, -1.0), strict=True) if tasks else ():
+        if not tasks:
+            return {}
+        terms: Terms = {}
+        for model, sign in zip(self.models, (1.0, -1.0), strict=True):
+            cells = terms[model.name] = {}
             for task in tasks:
-                best, worst = self._ends(view, model, task)
-                terms[model.name] |= {
-                    (task, "", best): sign / len(tasks),
-                    (task, "", worst): -sign / len(tasks),
-                }
+                for rate, share in zip(self._ends(view, model, task), (1.0, -1.0), strict=True):
+                    cell = (task, "", rate)
+                    cells[cell] = cells.get(cell, 0.0) + sign * share / len(tasks)
         return terms
 
     def _learnt(self, view: ScoreView, task: str) -> bool:
@@ -602,7 +603,7 @@ class Measure:
             for task in contrast.tasks
         ]
         judged = result is not None and bool(np.isfinite(result.se))
-        n = min((max(one) for one in shapes), default=0)
+        n = min(pretrained if pretrained > 1 else tuned for pretrained, tuned in shapes)
         nothing = Estimate(math.nan, math.nan, n, math.nan, math.nan, math.nan, covers)
         return ClaimPart(
             title=contrast.title,

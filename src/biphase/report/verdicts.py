@@ -74,7 +74,7 @@ class Finding:
 
 
 ALPHA = 0.05  # family-wise error rate of each side over all claims of a study
-PRIOR_DF = 6.0  # degrees of freedom that other models lend to a variance, as `biphase plan` assumes
+LENT_DF = 6.0  # degrees of freedom that many other cells (model × rate) lend to a variance, as `biphase plan` assumes
 
 
 def sought(paper: float | None, margin: float, otherwise: float) -> float:
@@ -581,7 +581,8 @@ def _expected(test: Test, study: ComparableModels, level: float, noise: Noise, e
         widened = 1 + 1 / tuned if pretrained > 1 else 1.0
         n = pretrained if pretrained > 1 else tuned
         se = math.sqrt(test.quantity.variance(noise, lambda model: n) * widened)
-        df = len(test.models) * (n - 1) + PRIOR_DF if n > 1 else 0.0
+        cells = len(study.models) * len(study.finetune.lrs) if study.finetune else 0
+        df = n - 1 + min(LENT_DF, cells / 4) if n > 1 else 0.0
         least = detectable_by(se, df, 2 * level)
     wanted = sought(test.paper, test.margin, effect)
     return Expected(

@@ -9,14 +9,13 @@ import pytest
 from scipy import stats
 from small_studies import K, clm, mlm
 
-from biphase import CATALOG, CLM, MLM, Finetune, Stage, Study
+from biphase import CATALOG, Finetune, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.papers.gisserot2025.remarks import Overtaking, crossing
 from biphase.report.contrasts import (
     AnyOf,
     Contrast,
     Largest,
-    MeanScore,
     On,
     ScoreView,
     Spread,
@@ -95,18 +94,14 @@ def test_quantities_are_computed_seed_by_seed(any_case):
 
 def test_the_best_model_is_chosen_on_validation_and_scored_on_test(case):
     test = {name: np.full((3, 2), at) for at, name in enumerate(NAMES)}
-    validation = {name: np.full((3, 2), 10.0 - at) for at, name in enumerate(NAMES)}
-    study, evidence = case(test, validation)
-    quantity = On(study, "TC").best(tuple(study.models.values()))
-    assert quantity.chosen(ScoreView.of(quantity.models, evidence)).name == "clm"
-    assert read(evidence, quantity) == pytest.approx(np.zeros((1, 2)))
+    opposite = {name: np.full((3, 2), 10.0 - at) for at, name in enumerate(NAMES)}
     # Only the seeds that all models have choose: a good seed of mlm40 does not count.
-    validation = {name: np.full((3, 2), 50.0) for name in NAMES}
-    validation["clm"] = np.array([[60.0, math.nan]] * 3)
-    validation["mlm40"] = np.array([[55.0, 99.0]] * 3)
-    study, evidence = case(test, validation)
-    quantity = On(study, "TC").best((study.models["clm"], study.models["mlm40"]))
-    assert quantity.chosen(ScoreView.of(quantity.models, evidence)).name == "clm"
+    partly = {"clm": [[60.0, math.nan]] * 3, "mlm40": [[55.0, 99.0]] * 3, "mlm20": np.full((3, 2), 50.0)}
+    for validation in (opposite, partly):
+        study, evidence = case(test, validation)
+        quantity = On(study, "TC").best(tuple(study.models.values()))
+        assert quantity.chosen(ScoreView.of(quantity.models, evidence)).name == "clm"
+        assert read(evidence, quantity)[0, 0] == pytest.approx(0.0)
 
 
 def test_a_seed_that_one_model_lacks_is_missing(case):
@@ -119,40 +114,23 @@ def test_a_seed_that_one_model_lacks_is_missing(case):
         assert np.isnan(read(evidence, quantity)).tolist() == [[False, True]]
 
 
-def test_the_predicted_variance_is_that_of_scores_drawn_anew(any_case):
+def test_the_predicted_variance_is_that_of_independent_scores(any_case):
     study, _, _ = any_case
-    noise = {"sst2": 0.3, "mnli": 0.5, "conll2003": 0.2}
-    clm, mlm, _ = study.models.values()
+    noise = {"sst2": 0.3, "mnli": 0.5, "conll2003": 0.2}.__getitem__
+    clm, mlm, other = study.models.values()
     sc, tc = On(study, "SC"), On(study, "TC")
-    draw = np.random.default_rng(3)
-    scores = {
-        (model, task): draw.normal(0, noise[task], 20_000)
-        for model in study.models.values()
-        for task in noise
-    }
-
-    def value(quantity):
-        if isinstance(quantity, MeanScore):
-            return np.mean([scores[quantity.models[0], task] for task in quantity.tasks], axis=0)
-        return sum(
-            weight * value(part) for weight, part in zip(quantity.weights, quantity.parts, strict=True)
-        )
-
-    for quantity in (
-        sc.score(clm),
-        sc.gap(mlm, clm),
-        0.1 * sc.gap(mlm, clm) - tc.gap(mlm, clm),
-        slope((x, tc.score(one)) for x, one in enumerate(study.models.values())),
-    ):
-        sd = math.sqrt(quantity.variance(noise.__getitem__))
-        assert sd == pytest.approx(np.std(value(quantity)), rel=0.03)
-    # A spread is assumed to be as noisy as a difference of two.
-    single = sc.score(clm).variance(lambda task: 0.3)
-    assert single == pytest.approx(0.3**2 / 2)
-    rates = replace(sc.spread_of_rates(clm), tasks=("sst2", "mnli"))
-    for quantity, times in ((sc.spread((clm, mlm)), 2), (rates, 2), (sc.best((clm, mlm)), 1)):
-        assert quantity.variance(lambda task: 0.3) == pytest.approx(times * single)
-    assert Largest((sc.score(clm), sc.score(mlm))).variance(lambda task: 0.3) == pytest.approx(single)
+    single, tagged = (0.3**2 + 0.5**2) / 4, 0.2**2
+    for quantity, expected in [
+        (sc.score(clm), single),
+        (sc.gap(mlm, clm), 2 * single),
+        (0.1 * sc.gap(mlm, clm) - tc.gap(mlm, clm), 0.01 * 2 * single + 2 * tagged),
+        (slope((x, tc.score(one)) for x, one in enumerate((clm, mlm, other))), tagged / 2),
+        (sc.spread((clm, mlm)), 2 * single),  # a spread is assumed to be as noisy as a difference of two
+        (replace(sc.spread_of_rates(clm), tasks=("sst2", "mnli")), 2 * single),
+        (sc.best((clm, mlm)), single),
+        (Largest((sc.score(clm), sc.score(mlm))), single),
+    ]:
+        assert quantity.variance(noise) == pytest.approx(expected)
 
 
 def test_published_values_exist_for_families_in_the_papers_metric(any_case):
@@ -242,24 +220,26 @@ def test_options_that_are_missing_or_without_noise_are_not_the_clearest(measured
 
 
 def test_what_is_missing_says_why(measured, case):
-    nan = math.nan
-    found = measured(changed={"clm": [[80.0, nan, nan, nan]]})
+    gap = [[80.0, math.nan, math.nan, math.nan]]
+    found = measured(changed={"clm": gap})
     assert (found.missing, found.note, found.says) == (True, "not yet: 5 of 8 scores done", "")
     assert math.isnan(_classified(found, 0.05, 0.05).detectable)
     one = replace(ONE_TASK, finetune=replace(ONE_TASK.finetune, seeds=(0,)))
     single = measured(study=one, changed={name: [row[0][:1]] for name, row in SCORES.items()})
     assert "one seed" in single.note
     assert single.estimate.mean == pytest.approx(1.0)
-    study, evidence = case(SCORES | {"clm": [[80.0, nan, nan, nan]]}, study=ONE_TASK)
+    study, evidence = case(SCORES | {"clm": gap}, study=ONE_TASK)
     grid = evidence.grids["clm", "sst2"]
     for failed, note in ((2, "not yet: 5 of 8 scores done, 2 failed"), (3, "5 of 8 scores done, 3 failed")):
         evidence.grids["clm", "sst2"] = replace(grid, missing=dict.fromkeys("abc"[:failed], "diverged"))
         found = measure(contrast(study), evidence, None)
         assert found.note.startswith(note)
         assert (found.lost, found.missing) == (failed, True)
-    study, evidence = case(SCORES, study=ONE_TASK)
-    gap = On(study, "SC", "entity_f1").gap(study.models["mlm40"], study.models["clm"])
-    assert "was not scored" in measure(replace(contrast(study), quantity=gap), evidence, None).note
+    quantity = On(study, "SC", "entity_f1").gap(study.models["mlm40"], study.models["mlm20"])
+    assert "was not scored" in measure(replace(contrast(study), quantity=quantity), evidence, None).note
+    part = measured(changed={"clm": [[80.0, math.nan, 81.0, 80.2]]})  # the seed is left out
+    assert (part.estimate.n, part.shape) == (3, (1, 3))
+    assert part.estimate.mean == pytest.approx(np.mean([1.0, 0.9, 0.9]))
 
 
 @pytest.mark.parametrize("by", [1.0, -1.0, 0.0])
@@ -330,24 +310,16 @@ def test_the_interval_over_examples_is_that_of_resampled_differences(ledger):
     assert sum(found.examples) / 2 == pytest.approx(found.estimate.mean, abs=1.0)
 
 
-def test_the_interval_over_examples_needs_two_examples_and_any_pretraining(invent, run, grid, tmp_path):
-    objectives = (("clm", CLM()), ("mlm", MLM(0.4)))
-    runs = tuple(
-        run(f"{name}{seed}", Stage(one, 20), seed=seed) for name, one in objectives for seed in (1, 2)
-    )
-    plan, store = invent(Study("s", runs, grid("squad")), tmp_path, results=("clm2", "mlm2"))
-    evidence = gather(plan, store)
-    found = over_examples(evidence, "mlm1", "clm1", "QA")
-    assert found.shape == (1, 3)
-    assert found.examples[0] < found.estimate.mean < found.examples[1]
+def test_the_interval_over_examples_needs_two_of_them(ledger):
+    evidence = gather(*ledger)
+    for place in evidence.grids:
+        evidence.grids[place] = replace(evidence.grids[place], examples=1)
 
     class Two:
         def of(self, model, tasks, metric=""):
-            return np.arange(2 * 6.0).reshape(2, 2, 3)
+            return np.arange(2 * 3.0).reshape(2, 1, 3)
 
-    for place in evidence.grids:
-        evidence.grids[place] = replace(evidence.grids[place], examples=1)
-    single = over_examples(evidence, "mlm1", "clm1", "QA", Two())
+    single = over_examples(evidence, draws=Two())
     assert (single.missing, single.examples) == (False, None)
 
 
@@ -380,21 +352,18 @@ def test_the_last_crossing_from_below_is_found(curves, expected):
 def overtaking(plan_of, evidence_of):
     """What is said of MLM scores at the four steps, (steps, seeds), beside CLM at 50."""
 
-    def said(masked, seeds=2, pretrainings=(0,)):
+    def said(masked, pretrainings=(0,)):
+        seeds = range(len(masked[0]))
         runs = tuple(
             one(name=f"{word}{seed}", keep=STEPS, seed=seed)
             for word, one in (("clm", clm), ("mlm", mlm))
             for seed in pretrainings
         )
-        plan = plan_of(Study("s", runs, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=range(seeds))))
+        plan = plan_of(Study("s", runs, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=seeds)))
 
         def score(model, task, shape):
-            recipe = model.recipe
-            return (
-                [masked[STEPS.index(recipe.steps)]]
-                if recipe.kind == "mlm" and recipe.steps in STEPS
-                else np.full(shape, 50.0)
-            )
+            kept = model.recipe.kind == "mlm" and model.recipe.steps in STEPS
+            return [masked[STEPS.index(model.recipe.steps)]] if kept else np.full(shape, 50.0)
 
         evidence = evidence_of(plan, score)
         for step in STEPS if len(pretrainings) > 1 else ():
@@ -402,9 +371,8 @@ def overtaking(plan_of, evidence_of):
         study = comparable_models(plan, evidence.models)
         select = Select((Recipes("mlm", 0.4, before_decay=True), Recipes("clm", before_decay=True)))
         (case,) = select.cases(study)
-        on = On(study, "SC")
-        quantity = on.gap(*case.models)
-        return Overtaking(case, on)(ScoreView.of(quantity.models, evidence), quantity)
+        quantity = On(study, "SC").gap(*case.models)
+        return Overtaking(case, On(study, "SC"))(ScoreView.of(quantity.models, evidence), quantity)
 
     return said
 
@@ -439,6 +407,6 @@ def test_curves_that_do_not_cross_in_every_seed_are_described(overtaking, masked
 
 def test_two_pretrainings_with_five_seeds_each_are_not_ten_samples(overtaking):
     rising = np.array([[48.0], [49.0], [51.0], [52.0]]) + np.linspace(0, 0.1, 5)
-    said = overtaking(rising, seeds=5, pretrainings=(1, 2))
+    said = overtaking(rising, pretrainings=(1, 2))
     low, high = (float(one.replace(",", "")) for one in said.split("95%: ")[1].split(")")[0].split(" to "))
     assert high > 5 * low

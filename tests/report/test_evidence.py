@@ -144,26 +144,6 @@ def test_test_scores_choose_nothing(ledger, rewrite):
     assert not np.allclose(after.scores(model, "squad"), before.scores(model, "squad"))
 
 
-def test_validation_scores_choose_and_of_equals_the_lowest_rate(ledger, rewrite):
-    plan, store = ledger
-    for (result, task, lr, seed), (_, key) in trials_of(plan).items():
-        if (result, task) != ("mlm", "nq"):
-            continue
-        best = {0: (2e-4,), 1: (5e-5, 2e-4), 2: (2e-5, 5e-5, 2e-4)}[seed]
-
-        def prefer(about, good=lr in best):
-            about["scores"]["validation"]["paper_ndcg@10"] = 0.9 if good else 0.1
-            about["scores"]["validation"]["mrr@10"] = 0.1 if good else 0.9
-
-        rewrite(store.trials / key, TRIAL, prefer)
-    evidence = gather(plan, store)
-    assert evidence.grids["mlm", "nq"].chosen == {0: 2, 1: 1, 2: 0}
-    expected = [
-        evidence.grids["mlm", "nq"].test["mrr@10"][place, column] for column, place in enumerate((2, 1, 0))
-    ]
-    assert evidence.scores(evidence.models["mlm"], "nq", "mrr@10").tolist() == [expected]
-
-
 # ---------------------------------------------------------------- what is missing
 
 

@@ -13,7 +13,6 @@ from biphase import CATALOG, Finetune, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.papers.gisserot2025.remarks import Overtaking, crossing
 from biphase.report.contrasts import (
-    AnyOf,
     Contrast,
     Largest,
     On,
@@ -173,7 +172,7 @@ def measured(case):
     def made(*pairs, study=ONE_TASK, any_of=False, changed=None, **fields):
         comparable, evidence = case(SCORES | (changed or {}), study=study)
         options = tuple(contrast(comparable, *pair, **fields) for pair in pairs or [("mlm40", "clm")])
-        return measure(AnyOf("any", options, paper=2.0) if any_of else options[0], evidence, None)
+        return measure(any_of("any", options, 2.0) if any_of else options[0], evidence, None)
 
     return made
 

@@ -297,15 +297,20 @@ class On:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value."""
+    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value.
+
+    A contrast with options holds if at least one of them holds: the one with the smallest p-value represents all, and
+    its p-value is multiplied by their number (Bonferroni).
+    """
 
     title: str  # "610m · SC"
     quantity: Quantity
-    above: str  # "MLM 40% scores {} points above CLM on SC at 610m"
-    below: str
+    above: str = ""  # "MLM 40% scores {} points above CLM on SC at 610m"
+    below: str = ""
     margin: float = 0.0
     paper: float | None = None  # the published value
     remark: Remark | None = None
+    options: tuple[Contrast, ...] = ()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -319,28 +324,10 @@ class Contrast:
 Remark = Callable[[ScoreView, Quantity], str]  # an additional sentence computed from the scores
 
 
-@dataclass(frozen=True)
-class AnyOf:
-    """Holds if at least one of several contrasts holds.
-
-    The contrast with the smallest p-value represents all, and its p-value is multiplied by their number (Bonferroni).
-    """
-
-    title: str
-    options: tuple[Contrast, ...]
-    paper: float | None = None
-    margin: float = 0.0
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return tuple(dict.fromkeys(model for option in self.options for model in option.models))
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task for option in self.options for task in option.tasks))
-
-
-Test = Contrast | AnyOf
+def any_of(title: str, options: Iterable[Contrast], paper: float | None = None) -> Contrast:
+    """A contrast that holds if at least one of these holds."""
+    every = tuple(options)
+    return Contrast(title, Largest(tuple(one.quantity for one in every)), paper=paper, options=every)
 
 
 # ---------------------------------------------------------------- claims
@@ -358,7 +345,7 @@ class Cases(Protocol):
 class Tests(Protocol):
     """Makes the tests of a claim in one case: `Pattern`."""
 
-    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Test]: ...
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]: ...
 
 
 @dataclass(frozen=True)
@@ -435,7 +422,7 @@ class Statement:
     equal_data: bool = True  # whether it compares objectives on equal amounts of data
     only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
 
-    def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
+    def tests(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
         """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
         if not study.finetune or not self.only_if(study.finetune):
             return []
@@ -537,9 +524,9 @@ class ClaimPart:
         return sentence.replace("{}", f"{abs(self.estimate.mean):.2f}{around}", 1)
 
 
-def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
+def measure(test: Contrast, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
     """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
-    return _clearest(test, evidence, draws) if isinstance(test, AnyOf) else _measure(test, evidence, draws)
+    return _clearest(test, evidence, draws) if test.options else _measure(test, evidence, draws)
 
 
 def _measure(contrast: Contrast, evidence: Evidence, draws: Resamples | None, tries: int = 1) -> ClaimPart:
@@ -571,7 +558,7 @@ def _measure(contrast: Contrast, evidence: Evidence, draws: Resamples | None, tr
     )
 
 
-def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
+def _clearest(test: Contrast, evidence: Evidence, draws: Resamples | None) -> ClaimPart:
     """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
     tried = [_measure(option, evidence, None, len(test.options)) for option in test.options]
     known = [result for result in tried if not result.missing]

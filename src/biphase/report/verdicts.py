@@ -18,14 +18,13 @@ from typing import Any, Literal
 import numpy as np
 
 from biphase.report.contrasts import (
-    AnyOf,
     ClaimPart,
+    Contrast,
     Noise,
     Paper,
     Source,
     Statement,
     Supports,
-    Test,
     above,
     measure,
 )
@@ -279,7 +278,7 @@ class Examined:
     """A claim, its tests in a study, and the `Paper` whose numbers stand beside them."""
 
     statement: Statement
-    tests: list[Test]
+    tests: list[Contrast]
     paper: Paper | None
 
 
@@ -393,7 +392,7 @@ def needs(study: ComparableModels, statement: Statement) -> str:
     return f"needs a task of {listed([family_name(family) for family in absent])}"
 
 
-def _scale(study: ComparableModels, tests: list[Test], parts: Sequence[ClaimPart]) -> str:
+def _scale(study: ComparableModels, tests: list[Contrast], parts: Sequence[ClaimPart]) -> str:
     """The scale of a claim's tests: "610m · 99B tokens · 1 pretraining seed, 5 fine-tuning seeds"."""
     models = [model for test in tests for model in test.models]
     if not models:
@@ -533,14 +532,14 @@ def _small(plan: Plan) -> bool:
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 
-def _seeds_of(test: Test, study: ComparableModels) -> tuple[int, int]:
+def _seeds_of(test: Contrast, study: ComparableModels) -> tuple[int, int]:
     """The pretraining seeds that all its models share, and the fine-tuning seeds."""
     return min(len(one) for one in rows_in_common(test.models).values()), study.seeds(test.models)
 
 
-def _expected(test: Test, study: ComparableModels, level: float, noise: Noise) -> Expected:
+def _expected(test: Contrast, study: ComparableModels, level: float, noise: Noise) -> Expected:
     seeds = _seeds_of(test, study)
-    if isinstance(test, AnyOf):
+    if test.options:
         options = [_expected(option, study, level / len(test.options), noise) for option in test.options]
         easiest = min(options, key=lambda one: one.detectable)
         sd, least = easiest.sd, easiest.detectable

@@ -18,6 +18,7 @@ from biphase.report.contrasts import (
     On,
     ScoreView,
     Spread,
+    any_of,
     mean,
     measure,
     slope,
@@ -169,10 +170,10 @@ def contrast(study, more="mlm40", less="clm", on="SC", **fields):
 def measured(case):
     """The result of a contrast, or of any of several (more, less), with some scores changed."""
 
-    def made(*pairs, study=ONE_TASK, any_of=False, changed=None, **fields):
+    def made(*pairs, study=ONE_TASK, together=False, changed=None, **fields):
         comparable, evidence = case(SCORES | (changed or {}), study=study)
         options = tuple(contrast(comparable, *pair, **fields) for pair in pairs or [("mlm40", "clm")])
-        return measure(any_of("any", options, 2.0) if any_of else options[0], evidence, None)
+        return measure(any_of("any", options, 2.0) if together else options[0], evidence, None)
 
     return made
 
@@ -190,14 +191,14 @@ def test_differences_are_paired_by_seed_and_tested_against_the_margin(measured, 
 
 def test_the_clearest_of_several_is_corrected_for_their_number(measured):
     pairs = ("mlm20", "clm"), ("mlm40", "clm"), ("mlm20", "mlm40"), ("clm", "mlm40")
-    found, alone = measured(*pairs, any_of=True), measured()
+    found, alone = measured(*pairs, together=True), measured()
     assert (found.title, found.contrast.title, found.paper, found.tries) == ("any", "mlm40 over clm", 2.0, 4)
     assert found.estimate.mean == alone.estimate.mean
     assert found.estimate.p == pytest.approx(4 * alone.estimate.p)
     assert found.estimate.low == pytest.approx(over_seeds(GAP, 1 - 0.05 / 4).low)
     assert "clearest of 4 comparisons: mlm40 over clm" in found.note
     # Where no option holds, the least contrary represents all.
-    found = measured(("clm", "mlm40"), ("clm", "mlm20"), any_of=True)
+    found = measured(("clm", "mlm40"), ("clm", "mlm20"), together=True)
     assert found.contrast.title == "clm over mlm20"
     assert found.estimate.p == pytest.approx(min(1, 2 * measured(("clm", "mlm20")).estimate.p))
 
@@ -205,16 +206,16 @@ def test_the_clearest_of_several_is_corrected_for_their_number(measured):
 def test_options_that_are_missing_or_without_noise_are_not_the_clearest(measured):
     pairs = ("mlm40", "clm"), ("mlm40", "mlm20")
     missing = {"mlm20": [[math.nan] * 4]}
-    found = measured(*pairs, any_of=True, changed=missing)
+    found = measured(*pairs, together=True, changed=missing)
     assert found.estimate.p == measured().estimate.p
     assert found.note.endswith("; 1 more are not complete")
-    none = measured(pairs[1], any_of=True, changed=missing)
+    none = measured(pairs[1], together=True, changed=missing)
     assert (none.missing, none.title) == (True, "any")
     shifted = {"mlm20": np.add(SCORES["clm"], 5)}  # every seed gives the same difference
-    found = measured(("mlm20", "clm"), ("mlm40", "clm"), any_of=True, changed=shifted)
+    found = measured(("mlm20", "clm"), ("mlm40", "clm"), together=True, changed=shifted)
     assert found.contrast.title == "mlm40 over clm"
     assert found.estimate.p == pytest.approx(2 * measured().estimate.p)
-    alone = measured(("mlm20", "clm"), any_of=True, changed=shifted)
+    alone = measured(("mlm20", "clm"), together=True, changed=shifted)
     assert (alone.title, alone.paper, alone.alike) == ("any", 2.0, True)
 
 

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from small_studies import K, clm, mlm
 
-from biphase import CATALOG, CLM, MLM, Finetune, Stage, Study
+from biphase import CATALOG, Finetune, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.papers.gisserot2025.remarks import Overtaking, crossing
 from biphase.report.contrasts import (
-    AnyOf,
     Contrast,
     Measure,
     On,
     ScoreView,
     Spread,
+    any_of,
     mean,
     slope,
 )
@@ -100,7 +100,7 @@ def test_models_and_rates_are_chosen_on_validation_and_scored_on_test(case):
     test = {name: np.full((3, 2), at) for at, name in enumerate(NAMES)}
     validation = {name: np.full((3, 2), 90.0 - at) for at, name in enumerate(NAMES)}
     study, evidence = case(test, validation)
-    clm, mlm, other = every = tuple(study.models.values())
+    _, mlm, other = every = tuple(study.models.values())
     tc = On(study, "TC")
     assert value(evidence, tc.best(every)) == 0  # the best on validation is the worst on test
     assert value(evidence, tc.spread(every)) == -2
@@ -184,10 +184,10 @@ def contrast(study, more="mlm40", less="clm", on="SC", **fields):
 def measured(case):
     """The result of a contrast, or of any of several (more, less), with some scores changed."""
 
-    def made(*pairs, study=ONE_TASK, any_of=False, changed=None, **fields):
+    def made(*pairs, study=ONE_TASK, several=False, changed=None, **fields):
         comparable, evidence = case(SCORES | (changed or {}), study=study)
         options = tuple(contrast(comparable, *pair, **fields) for pair in pairs or [("mlm40", "clm")])
-        return Measure(evidence)(AnyOf("any", options, paper=2.0) if any_of else options[0])
+        return Measure(evidence)(any_of("any", options, paper=2.0) if several else options[0])
 
     return made
 
@@ -231,7 +231,7 @@ def test_noise_is_learnt_at_every_learning_rate(case):
 
 def test_the_clearest_of_several_is_corrected_for_their_number(measured):
     pairs = ("mlm20", "clm"), ("mlm40", "clm"), ("mlm20", "mlm40"), ("clm", "mlm40")
-    found, alone = measured(*pairs, any_of=True), measured()
+    found, alone = measured(*pairs, several=True), measured()
     assert (found.title, found.contrast.title, found.paper, found.tries) == ("any", "mlm40 over clm", 2.0, 4)
     assert found.estimate.mean == alone.estimate.mean
     assert found.above == pytest.approx(4 * alone.above)
@@ -239,13 +239,13 @@ def test_the_clearest_of_several_is_corrected_for_their_number(measured):
     assert found.estimate.low < alone.estimate.low
     assert "clearest of 4 comparisons: mlm40 over clm" in found.note
     # Where no option holds, the least contrary represents all.
-    found = measured(("clm", "mlm40"), ("clm", "mlm20"), any_of=True)
+    found = measured(("clm", "mlm40"), ("clm", "mlm20"), several=True)
     assert found.contrast.title == "clm over mlm20"
     missing = {"mlm20": [[math.nan] * 4]}
-    found = measured(("mlm40", "clm"), ("mlm40", "mlm20"), any_of=True, changed=missing)
+    found = measured(("mlm40", "clm"), ("mlm40", "mlm20"), several=True, changed=missing)
     assert found.above == measured(changed=missing).above
     assert found.note.endswith("; 1 more are not complete")
-    none = measured(("mlm40", "mlm20"), any_of=True, changed=missing)
+    none = measured(("mlm40", "mlm20"), several=True, changed=missing)
     assert (none.missing, none.title) == (True, "any")
 
 
@@ -356,24 +356,16 @@ def test_the_interval_over_examples_is_that_of_resampled_differences(ledger):
     assert sum(found.examples) / 2 == pytest.approx(found.estimate.mean, abs=1.0)
 
 
-def test_the_interval_over_examples_needs_two_examples_and_any_pretraining(invent, run, grid, tmp_path):
-    objectives = (("clm", CLM()), ("mlm", MLM(0.4)))
-    runs = tuple(
-        run(f"{name}{seed}", Stage(one, 20), seed=seed) for name, one in objectives for seed in (1, 2)
-    )
-    plan, store = invent(Study("s", runs, grid("squad")), tmp_path, results=("clm2", "mlm2"))
-    evidence = gather(plan, store)
-    found = over_examples(evidence, "mlm1", "clm1", "QA")
-    assert found.shape == (1, 3)
-    assert found.examples[0] < found.estimate.mean < found.examples[1]
+def test_the_interval_over_examples_needs_two_of_them(ledger):
+    evidence = gather(*ledger)
+    for place in evidence.grids:
+        evidence.grids[place] = replace(evidence.grids[place], examples=1)
 
     class Two:
         def of(self, model, tasks, metric=""):
-            return np.arange(2 * 6.0).reshape(2, 2, 3)
+            return np.arange(2 * 3.0).reshape(2, 1, 3)
 
-    for place in evidence.grids:
-        evidence.grids[place] = replace(evidence.grids[place], examples=1)
-    single = over_examples(evidence, "mlm1", "clm1", "QA", Two())
+    single = over_examples(evidence, draws=Two())
     assert (single.missing, single.examples) == (False, None)
 
 
@@ -406,21 +398,18 @@ def test_the_last_crossing_from_below_is_found(curves, expected):
 def overtaking(plan_of, evidence_of):
     """What is said of MLM scores at the four steps, (steps, seeds), beside CLM at 50."""
 
-    def said(masked, seeds=2, pretrainings=(0,)):
+    def said(masked, pretrainings=(0,)):
+        seeds = range(len(masked[0]))
         runs = tuple(
             one(name=f"{word}{seed}", keep=STEPS, seed=seed)
             for word, one in (("clm", clm), ("mlm", mlm))
             for seed in pretrainings
         )
-        plan = plan_of(Study("s", runs, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=range(seeds))))
+        plan = plan_of(Study("s", runs, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=seeds)))
 
         def score(model, task, shape):
-            recipe = model.recipe
-            return (
-                [masked[STEPS.index(recipe.steps)]]
-                if recipe.kind == "mlm" and recipe.steps in STEPS
-                else np.full(shape, 50.0)
-            )
+            kept = model.recipe.kind == "mlm" and model.recipe.steps in STEPS
+            return [masked[STEPS.index(model.recipe.steps)]] if kept else np.full(shape, 50.0)
 
         evidence = evidence_of(plan, score)
         for step in STEPS if len(pretrainings) > 1 else ():
@@ -465,6 +454,6 @@ def test_curves_that_do_not_cross_in_every_seed_are_described(overtaking, masked
 
 def test_two_pretrainings_with_five_seeds_each_are_not_ten_samples(overtaking):
     rising = np.array([[48.0], [49.0], [51.0], [52.0]]) + np.linspace(0, 0.1, 5)
-    said = overtaking(rising, seeds=5, pretrainings=(1, 2))
+    said = overtaking(rising, pretrainings=(1, 2))
     low, high = (float(one.replace(",", "")) for one in said.split("95%: ")[1].split(")")[0].split(" to "))
     assert high > 5 * low

@@ -77,7 +77,7 @@ RNG = np.random.default_rng(0)
             lambda name, array: array * 0 + 0.5 + 0.1 * RNG.random(array.shape),
             [False, False],
             "No recipe is clearly ahead.",
-            "; no significant difference",
+            "points",
         ),
         (
             lambda name, array: array * 0 + 0.5,

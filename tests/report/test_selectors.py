@@ -99,7 +99,11 @@ def keys_compared(plan):
     """Every test of every claim as the keys of the checkpoints that it compares, with its title."""
     return {
         claim: sorted(
-            (test.title, *(tuple(plan.results[name] for name in model.results) for model in test.models))
+            (
+                test.title,
+                str(test.paper),
+                *([plan.results[name] for name in one.results] for one in test.models),
+            )
             for test in tests
         )
         for claim, tests in claims_of(plan).items()

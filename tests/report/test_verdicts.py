@@ -244,7 +244,7 @@ def test_a_study_without_papers_tests_its_own_claims_only(plan_of, evidence_of):
     (alone,), (beside, *_) = judge(evidence), judge(evidence, (PAPER,))[::-1]
     assert alone.why.startswith("{0} scores ")
     assert alone.why.endswith(" points above {clm} on SC.")
-    assert beside.why.endswith(" points above {clm} on SC (paper: +3.42).")
+    assert "paper: +3.42" in beside.why
 
 
 def test_published_models_are_tested_by_own_claims_only(found):
@@ -279,19 +279,17 @@ def test_parts_say_which_of_them_failed_or_are_missing(found):
     assert result.verdict == "not reproduced"
     assert "below MLM 40% on IR" in result.why
     result = found(three(), noise=0.6)["C13"]
-    assert result.verdict == "underpowered"
     weak = result.parts[3]
-    assert weak.supports == "underpowered"
+    assert (result.verdict, weak.supports) == ("underpowered", "underpowered")
     assert f"{weak.detectable:.2f} points" in result.why
     assert weak.detectable > 0.33
-    holes = [("two", "squad", seed) for seed in (0, 1, 2, 3)] + [
-        ("two", "record", seed) for seed in (2, 3, 4)
+    gone = {"squad": (0, 1, 2, 3), "record": (2, 3, 4)}
+    result = found(three(), holes=[("two", task, seed) for task, seeds in gone.items() for seed in seeds])[
+        "C13"
     ]
-    result = found(three(), holes=holes)["C13"]
     assert [part.supports for part in result.parts] == ["yes", "yes", "missing", "yes"]
     assert (result.verdict, result.condition) == ("holds in part", "on 3 of 4 parts")
     assert result.why.endswith(" Missing: 610m · QA (not yet: 23 of 30 scores done).")
-    assert math.isnan(result.parts[2].detectable)
     result = found(three(), holes=[("two", "squad", 1)])["C13"]
     assert [part.estimate.n for part in result.parts] == [5, 5, 4, 5]
     assert result.scale.endswith("1 pretraining seed, 4–5 fine-tuning seeds")
@@ -308,23 +306,19 @@ def test_an_empty_ledger_tests_nothing(found, invent, tmp_path):
 
 
 def test_what_limits_a_claim_is_a_caveat(found):
-    results = found(three(("sst2", "mnli", "qqp")))
-    assert [part.title for part in results["C13"].parts] == ["610m · SC"]
-    assert any("TC, QA and IR" in one for one in results["C13"].caveats)
-    assert (results["C13"].verdict, results["C13"].condition) == ("holds in part", "on 1 of 4 families")
-    assert "retrieval (IR)" in results["C3"].why
     results = found(three(("sst2", "conll2003")))
+    assert [part.title for part in results["C13"].parts] == ["610m · SC", "610m · TC"]
+    assert any("QA and IR" in one for one in results["C13"].caveats)
+    assert (results["C13"].verdict, results["C13"].condition) == ("holds in part", "on 2 of 4 families")
+    assert "retrieval (IR)" in results["C3"].why
     (caveat,) = results["C1"].caveats
     assert all(fact in caveat for fact in ("SC here is sst2;", "sst2, mnli and qqp"))
-    assert not any("SC here" in one for one in results["C4"].caveats)
     assert any("TC here is conll2003" in one for one in results["C4"].caveats)
     for protocol in ("paper", "standard"):
         results = found(three(protocol=protocol))
-        warned = {
-            name: any("own metrics" in one for one in results[name].caveats) for name in ("C1", "C2", "B4")
-        }
+        warned = [any("own metrics" in one for one in results[name].caveats) for name in ("C1", "C2", "B4")]
         # Accuracy is accuracy, and B4 shows no published number.
-        assert warned == {"C1": False, "C2": protocol == "standard", "B4": False}
+        assert warned == [False, protocol == "standard", False]
 
 
 def test_what_is_clear_over_seeds_alone_is_a_caveat(invent, grid, three, tmp_path):
@@ -338,16 +332,6 @@ def test_what_is_clear_over_seeds_alone_is_a_caveat(invent, grid, three, tmp_pat
     assert any("1m · SC: clear over seeds" in one for one in result.caveats)
 
 
-def test_pretraining_seeds_are_used_wherever_they_are(found):
-    runs = [
-        replace(one, name=f"{one.name}{seed}", seed=seed) for one in (CAUSAL, MASKED) for seed in (1, 2, 3)
-    ]
-    result = found(study(*runs, tasks=ALL, **SEEDS), {"clm1": 80.0, "mlm1": 81.0})["C1"]
-    (only,) = result.parts
-    assert (only.estimate.covers, only.estimate.n) == ("pretraining seeds", 3)
-    assert result.scale == "610m · 99.1B tokens · 3 pretraining seeds, 5 fine-tuning seeds"
-
-
 def test_b6_gives_the_noise_of_pretraining_and_of_fine_tuning(plan_of, evidence_of):
     runs = [
         replace(one, name=f"{one.name}{seed}", seed=seed) for one in (MASKED, QUARTER) for seed in range(8)
@@ -358,7 +342,10 @@ def test_b6_gives_the_noise_of_pretraining_and_of_fine_tuning(plan_of, evidence_
     )
     for result in plan.results:
         evidence.grids[result, "sst2"].test["accuracy"][:] += draw.normal(0, 0.003)
-    (only,) = by_id(judge(evidence, (PAPER,)))["B6"].parts
+    finding = by_id(judge(evidence, (PAPER,)))["B6"]
+    (only,) = finding.parts
+    assert (only.estimate.covers, only.estimate.n) == ("pretraining seeds", 8)
+    assert finding.scale == "610m · 99.1B tokens · 8 pretraining seeds, 5 fine-tuning seeds"
     sds = [float(word) for word in only.note.replace(",", "").split() if word[0].isdigit()]
     assert sds == pytest.approx([0.3 * math.sqrt(2), 0.1 * math.sqrt(2)], rel=0.5)
 
@@ -447,24 +434,20 @@ MEANS = {
     "mlm-50": 60.0, "mlm-100": 71.0, "mlm-300": 76.0, "mlm": 80.0,
     "two": 81.0, "m20": 78.0,
 }  # fmt: skip
-HOW = {"schedule": WSD(1e-3, warmup=2, decay=20)}
 
 
 @pytest.fixture
 def content(run, grid, invent, tmp_path):
     """CLM and MLM with checkpoints, a quarter CLM, another ratio; claims of its own about both kinds of pairs."""
-    made = Study(
-        "s",
-        (
-            run("clm", Stage(CLM(), 400), keep=KEPT, **HOW),
-            run("mlm", Stage(MLM(0.4), 400), keep=KEPT, **HOW),
-            run("two", Stage(CLM(), 100), Stage(MLM(0.4), 300), **HOW),
-            run("m20", Stage(MLM(0.2), 400), **HOW),
-        ),
-        grid("sst2"),
-        (Claim("causal", "it helps", "two", "mlm"), Claim("ratio", "more is better", "mlm", "m20")),
-        papers="gisserot2025",
+    how = {"schedule": WSD(1e-3, warmup=2, decay=20)}
+    runs = (
+        run("clm", Stage(CLM(), 400), keep=KEPT, **how),
+        run("mlm", Stage(MLM(0.4), 400), keep=KEPT, **how),
+        run("two", Stage(CLM(), 100), Stage(MLM(0.4), 300), **how),
+        run("m20", Stage(MLM(0.2), 400), **how),
     )
+    own = (Claim("causal", "it helps", "two", "mlm"), Claim("ratio", "more is better", "mlm", "m20"))
+    made = Study("s", runs, grid("sst2"), own, papers="gisserot2025")
     return lambda rows: collect(*invent(made, tmp_path / f"store-{rows}", means=MEANS, rows=rows))
 
 
@@ -477,32 +460,34 @@ def test_claims_on_equal_data_are_marked_where_the_corpus_was_repeated(content):
     # Half an epoch; other questions than what the same data is worth; two that are masked alike.
     assert {"C10", "C12", "B2", "ratio"} <= tested - marked
     first = results["C1"]
-    assert first.condition == "under repetition"
-    assert first.scale.endswith(" seeds · under repetition")
+    assert (first.condition, first.scale[-18:]) == ("under repetition", "· under repetition")
     assert "read 4.0 times" in first.caveats[0]
     assert "read 3.0" in results["C11"].caveats[0]
-    for name in tested - marked:
-        assert "repetition" not in " ".join((results[name].scale, *results[name].caveats))
+    repeated = results["C11"].parts[0].note
+    assert all(fact in repeated for fact in (" epochs;", "step 100, 1.00 epochs", "points behind"))
     (table,) = (one for one in shown.tables if one.name == "claims")
     for text in (markdown(shown), render_page(shown).main, latex(shown)["claims.tex"], table.csv()):
         assert "under repetition" in text
 
 
-def test_nothing_is_marked_where_nothing_was_repeated_or_epochs_are_unknown(content):
-    repeated = by_id(content(200).findings)["C11"].parts[0].note
-    assert all(fact in repeated for fact in (" epochs;", "step 100, 1.00 epochs", "points behind"))
-    for rows in (0, 800):
-        findings = content(rows).findings
-        for one in findings:
-            assert "repetition" not in " ".join((one.condition, one.scale, *one.caveats))
-        assert "within one" not in by_id(findings)["C11"].parts[0].note
-        assert ("epoch" in by_id(findings)["C11"].parts[0].note) == (rows == 800)
+@pytest.mark.parametrize("rows", [0, 800])
+def test_nothing_is_marked_where_nothing_was_repeated_or_epochs_are_unknown(content, rows):
+    findings = by_id(content(rows).findings)
+    for one in findings.values():
+        assert "repetition" not in " ".join((one.condition, one.scale, *one.caveats))
+    note = findings["C11"].parts[0].note
+    assert "within one" not in note
+    assert ("epoch" in note) == (rows == 800)
 
 
 # ---------------------------------------------------------------- prospects
 
 
-TESTED = {"paper": 24, "two_stage": 13, "quickstart": 5}
+TESTED = {
+    "paper": {f"C{n}" for n in range(1, 21)} | {"B1", "B2", "B3", "B4"},
+    "two_stage": {*(f"C{n}" for n in (1, 2, 3, 4, 7, 8, 9, 12, 13, 14)), "B1", "B3", "B4"},
+    "quickstart": {"C1", "C2", "C3", "C4", "B4"},
+}
 BOTH = CAUSAL, MASKED
 
 
@@ -519,15 +504,15 @@ def pair(*runs, tasks=("sst2",), **fields):
 @pytest.mark.parametrize("name", TESTED)
 def test_what_is_planned_is_what_the_report_will_test(prospect, name):
     every = prospect(name)
-    assert sum(one.tested for one in every.values()) == TESTED[name]
+    assert {one.id for one in every.values() if one.tested} == TESTED[name]
     assert list(every) == [one.id for one in PAPER.statements]
     assert {one.noise for one in every.values()} == {"assumed", ""}
     assert all(bool(one.tests) == one.tested == (one.needs == "") for one in every.values())
     lines = render(list(every.values()))
     assert max(map(len, lines)) <= 110
     shown = {line.split()[0] for line in lines if line.startswith("  ")}
-    assert {one.id for one in every.values() if one.tested} <= shown
-    assert lines[0].startswith(f"{TESTED[name]} of 27 claims")
+    assert TESTED[name] <= shown
+    assert lines[0].startswith(f"{len(TESTED[name])} of 27 claims")
 
 
 def test_the_detectable_effect_is_found_four_times_in_five(prospect, plan_of, evidence_of):

@@ -62,8 +62,8 @@ class ScoreView:
 
     def table(self, model: Model, cells: dict[Cell, float], part: str = "test") -> Floats:
         """A weighted sum of scores as (pretraining seeds, fine-tuning seeds). NaN: missing."""
-        return sum(
-            (weight * self._scores(model, cell, part) for cell, weight in cells.items()), np.float64(0)
+        return np.tensordot(
+            list(cells.values()), np.stack([self._scores(model, cell, part) for cell in cells]), axes=1
         )
 
     def _scores(self, model: Model, cell: Cell, part: str) -> Floats:
@@ -326,15 +326,20 @@ class On:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value."""
+    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value.
+
+    A contrast with options holds if at least one of them holds: the one with the smallest p-value represents all, and
+    its p-value is multiplied by their number (Bonferroni).
+    """
 
     title: str  # "610m · SC"
     quantity: Quantity
-    above: str  # "MLM 40% scores {} points above CLM on SC at 610m"
-    below: str
+    above: str = ""  # "MLM 40% scores {} points above CLM on SC at 610m"
+    below: str = ""
     margin: float = 0.0
     paper: float | None = None  # the published value
     remark: Remark | None = None
+    options: tuple[Contrast, ...] = ()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -348,28 +353,10 @@ class Contrast:
 Remark = Callable[[ScoreView, Quantity], str]  # an additional sentence computed from the scores
 
 
-@dataclass(frozen=True)
-class AnyOf:
-    """Holds if at least one of several contrasts holds.
-
-    The contrast with the smallest p-value represents all, and its p-value is multiplied by their number (Bonferroni).
-    """
-
-    title: str
-    options: tuple[Contrast, ...]
-    paper: float | None = None
-    margin: float = 0.0
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return tuple(dict.fromkeys(model for option in self.options for model in option.models))
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task for option in self.options for task in option.tasks))
-
-
-Test = Contrast | AnyOf
+def any_of(title: str, options: Iterable[Contrast], paper: float | None = None) -> Contrast:
+    """A contrast that holds if at least one of these holds."""
+    every = tuple(options)
+    return Contrast(title, mean(one.quantity for one in every), paper=paper, options=every)
 
 
 # ---------------------------------------------------------------- claims
@@ -387,7 +374,7 @@ class Cases(Protocol):
 class Tests(Protocol):
     """Makes the tests of a claim in one case: `Pattern`."""
 
-    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Test]: ...
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]: ...
 
 
 @dataclass(frozen=True)
@@ -466,15 +453,17 @@ class Statement:
     premise: tuple[Tests, ...] = ()  # what must hold for the claim to say anything: "MLM was ahead before"
     effect: float = 0.0  # points: the effect worth finding where none is published; 0: the study's
 
-    def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
+    def tests(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
         """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
         return self._tests(self.contrasts, study, numbers)
 
-    def premises(self, study: ComparableModels, numbers: Published) -> list[Test]:
+    def premises(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
         """The tests of the premise, one for each case."""
         return self._tests(self.premise, study, numbers)
 
-    def _tests(self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published) -> list[Test]:
+    def _tests(
+        self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published
+    ) -> list[Contrast]:
         if not study.finetune or not self.only_if(study.finetune):
             return []
         cases = self.models.cases(study)
@@ -575,8 +564,8 @@ class Measure:
         self.evidence, self.draws = evidence, draws
         self._known: dict[tuple[object, ...], dict[str, ModelMean]] = {}
 
-    def __call__(self, test: Test) -> ClaimPart:
-        return self._clearest(test) if isinstance(test, AnyOf) else self._contrast(test)
+    def __call__(self, test: Contrast) -> ClaimPart:
+        return self._clearest(test) if test.options else self._contrast(test)
 
     def _contrast(self, contrast: Contrast, tries: int = 1) -> ClaimPart:
         view = ScoreView.of(contrast.models, contrast.tasks, self.evidence)
@@ -624,7 +613,7 @@ class Measure:
             key=self._key(terms, contrast.margin),
         )
 
-    def _clearest(self, test: AnyOf) -> ClaimPart:
+    def _clearest(self, test: Contrast) -> ClaimPart:
         """Measure the option that is clearest above its margin, with p-values for "at least one option holds"."""
         tried = [self._contrast(option, len(test.options)) for option in test.options]
         known = [result for result in tried if not result.missing]

@@ -20,7 +20,7 @@ from biphase.study.plan import Plan, TrainingJob
 from biphase.text import MASKED
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
-KINDS: dict[tuple[str, ...], Kind] = {
+KIND_OF: dict[tuple[str, ...], Kind] = {  # objectives in their order
     (): "start",
     ("clm",): "clm",
     ("mlm",): "mlm",
@@ -82,7 +82,7 @@ class Recipe:
 
     @property
     def kind(self) -> Kind:
-        return KINDS.get(tuple(span.objective.name for span in self.own), "other")
+        return KIND_OF.get(tuple(span.objective.name for span in self.own), "other")
 
     @property
     def causal_share(self) -> float:

@@ -92,10 +92,9 @@ class ComparableModels:
 
     def seeds(self, models: Iterable[Model]) -> int:
         """The number of fine-tuning seeds that all of these models have."""
-        if self.finetune is None:
-            return 0
         intermediate = any(not model.recipe.final for model in models)
-        return len(self.fewer.seeds if self.fewer and intermediate else self.finetune.seeds)
+        grid = self.fewer if self.fewer and intermediate else self.finetune
+        return len(grid.seeds) if grid else 0
 
     def of_result(self, result: str) -> Model:
         """The model that a result belongs to. Two names of one checkpoint are one model."""

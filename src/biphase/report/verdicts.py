@@ -17,15 +17,14 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from biphase.report.contrasts import (
-    AnyOf,
     ClaimPart,
+    Contrast,
     Measure,
     Noise,
     Paper,
     Source,
     Statement,
     Supports,
-    Test,
     above,
 )
 from biphase.report.evidence import Evidence, Resamples
@@ -246,8 +245,8 @@ class Examined:
     """A claim, its tests in a study, those of its premise, and the `Paper` whose numbers stand beside them."""
 
     statement: Statement
-    tests: list[Test]
-    premises: list[Test]
+    tests: list[Contrast]
+    premises: list[Contrast]
     paper: Paper | None
 
 
@@ -420,7 +419,7 @@ def needs(study: ComparableModels, statement: Statement) -> str:
     return f"needs a task of {listed([family_name(family) for family in absent])}"
 
 
-def _scale(study: ComparableModels, tests: list[Test], parts: Sequence[ClaimPart]) -> str:
+def _scale(study: ComparableModels, tests: list[Contrast], parts: Sequence[ClaimPart]) -> str:
     """The scale of a claim's tests: "610m · 99B tokens · 1 pretraining seed, 5 fine-tuning seeds"."""
     models = [model for test in tests for model in test.models]
     if not models:
@@ -563,14 +562,14 @@ def _small(plan: Plan) -> bool:
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 
-def _seeds_of(test: Test, study: ComparableModels) -> tuple[int, int]:
+def _seeds_of(test: Contrast, study: ComparableModels) -> tuple[int, int]:
     """The pretraining seeds of the model that has the fewest, and the fine-tuning seeds."""
     return min(len(model.seeds) for model in test.models), study.seeds(test.models)
 
 
-def _expected(test: Test, study: ComparableModels, level: float, noise: Noise, effect: float) -> Expected:
+def _expected(test: Contrast, study: ComparableModels, level: float, noise: Noise, effect: float) -> Expected:
     seeds = _seeds_of(test, study)
-    if isinstance(test, AnyOf):
+    if test.options:
         options = [_expected(one, study, level / len(test.options), noise, effect) for one in test.options]
         easiest = min(options, key=lambda one: one.detectable)
         se, least = easiest.se, easiest.detectable

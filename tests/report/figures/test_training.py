@@ -278,4 +278,4 @@ def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
     evidence = several(ROWS)
     figure = scores.efficiency_figure(evidence, estimate(evidence))
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(ROWS * 64, "one epoch")]
-    assert "read once" in figure.caption
+    assert "one epoch" in figure.caption

@@ -330,10 +330,7 @@ def rounded(examples):
 
 def one_null_part():
     """Effects of three sds on every part of every claim but one, which is at its margin."""
-    claims = tuple((2 * i, 2 * i + 1, ALL, 0.0) for i in range(3)) + (
-        (6, 7, (0, 1), 0.0),
-        (8, 9, (0, 3), -0.5),
-    )
+    claims = (*((2 * i, 2 * i + 1, ALL, 0.0) for i in range(3)), (6, 7, (0, 1), 0.0), (8, 9, (0, 3), -0.5))
     truth = np.zeros((TASKS, 10))
     truth[:, ::2] = 6.0
     for more, less, tasks, margin in claims:

@@ -20,13 +20,13 @@ from typing import Any
 
 from biphase.papers.gisserot2025.remarks import Overtaking, decay_begins_later, noise_by_source
 from biphase.report.contrasts import (
-    AnyOf,
     Contrast,
     On,
     Pattern,
     Quantity,
     Statement,
     above,
+    any_of,
     mean,
     slope,
 )
@@ -239,7 +239,7 @@ class SharedRatios(Selector):
 class NoneIsBest:
     """For each masking ratio that all sizes have: some other one scores above it, on some family at some size."""
 
-    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[AnyOf]:
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         sizes = [(one, {model.recipe.ratio: model for model in one.models[0]}) for one in case.sizes]
         shared = sorted(set.intersection(*(set(ratios) for _, ratios in sizes)))
         if len(shared) < 2 or not case.study.families:
@@ -255,7 +255,7 @@ class NoneIsBest:
                         options += better.tests(pair, claim, numbers)
             paper = max((option.paper for option in options if option.paper is not None), default=0.0)
             title = f"{percent(ratio)}{case.fields()['about']}"
-            yield AnyOf(title, tuple(options), paper if paper > 0 else None)
+            yield any_of(title, options, paper if paper > 0 else None)
 
 
 def _end_over_middle(end: int, name: str) -> Pattern:

@@ -70,7 +70,7 @@ class Built:
             "answer": self.content.headline.answer,
             "against": {one.rival: one.told for one in self.content.headline.against},
             "verdicts": self.content.headline.verdicts,
-            "claims": {one.id: one.reads for one in self.content.findings},
+            "claims": {one.id: one.verdict for one in self.content.findings},
             "scores": {"done": done, "of": of},
             "seconds": round(self.seconds, 2),
             "files": [str(path) for path in self.files],
@@ -186,7 +186,7 @@ def _latex_cell(cell: Cell) -> str:
 def _latex_claims(findings: tuple[Finding, ...]) -> str:
     rows = []
     for finding in findings:
-        verdict = ", ".join(filter(None, (finding.reads, finding.condition)))
+        verdict = ", ".join(filter(None, (finding.verdict, finding.condition)))
         first = [escape(finding.id), escape(verdict)]
         for part in finding.parts:
             paper = "---" if part.paper is None else _points(part.paper)

@@ -151,12 +151,16 @@ class Study:
     finetune: Finetune | None = None
     claims: tuple[Claim, ...] = ()  # your own
     papers: tuple[str, ...] = added(())  # papers whose claims are tested too, where the runs allow it
+    # Percentage points that are worth finding where no paper gives an effect; decides what counts as underpowered
+    effect: float = added(1.0)
 
     def check(self) -> None:
         check_name("Study", self.name)
         for paper in self.papers:
             if paper not in PAPERS:
                 raise SpecError(f"Study {self.name!r}: there is no paper {paper!r}; {nearest(paper, PAPERS)}")
+        if not 0 < self.effect < 100:
+            raise SpecError(f"Study {self.name!r}: effect is a size in percent points, not {self.effect:g}")
         if not self.runs:
             raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
         names = [name for run in self.runs for name in run.results]

@@ -27,7 +27,7 @@ from biphase.report.provenance import RunSummary
 from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell, Table, widest_interval
-from biphase.report.verdicts import CONTRARY, ClaimPart, Finding
+from biphase.report.verdicts import ClaimPart, Finding
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.text import (
     MISSING,
@@ -49,16 +49,17 @@ DISTINCT = 4096  # a column with at most this many distinct values is stored as 
 # The verdict that a report shows → its class in the style sheet, its symbol in Markdown.
 VERDICTS = {
     "reproduced": ("reproduced", "✓"),
-    "direction only": ("direction", "↗"),
+    "holds in part": ("partly", "◐"),
     "not reproduced": ("against", "✗"),
-    CONTRARY: ("contrary", "↙"),
+    "no effect found": ("unclear", "="),
     "underpowered": ("underpowered", "~"),
+    "not applicable": ("inapplicable", "–"),
     "not tested": ("untested", "·"),
 }
 # What a part of a claim supports → its name on the page, its class in the style sheet.
 SUPPORTS = {
     "yes": ("yes", "reproduced"),
-    "direction": ("direction only", "direction"),
+    "unclear": ("no effect found", "unclear"),
     "against": ("against it", "against"),
     "underpowered": ("underpowered", "underpowered"),
     "missing": ("missing", "untested"),
@@ -151,7 +152,6 @@ def _environment() -> Any:
     )  # fmt: skip
     environment.globals |= {function.__name__: function for function in called}
     environment.globals |= {
-        "CONTRARY": CONTRARY,
         "FAMILIES": FAMILIES,
         "MISSING": MISSING,
         "SOURCES_OF_NOISE": SOURCES_OF_NOISE,

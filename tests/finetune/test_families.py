@@ -303,6 +303,29 @@ def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(tokenizat
     assert scored.constant == ""
 
 
+@pytest.mark.parametrize(
+    ("name", "metric", "what", "scores"),
+    [
+        ("sources-mini", "accuracy", "TF-IDF and logistic regression", (0.9, 1.0)),
+        ("wikiann-mini", "entity_f1", "the most frequent tag of each word", (0.02, 0.2)),
+        ("scifact-mini", "ndcg@10", "BM25", (0.7, 1.0)),
+    ],
+)
+def test_what_words_alone_achieve_is_a_baseline(name, metric, what, scores, shipped, tokenization):
+    some = family(name, shipped[name], tokenization)
+    found = some.baselines["lexical"]
+    assert found.keys() == some.baselines["trivial"].keys()
+    assert found[metric]["what"] == what
+    both = [found[metric][part] for part in ("validation", "test")]
+    assert scores[0] <= min(both) <= max(both) <= scores[1]
+    assert found[metric]["test"] > some.baselines["trivial"][metric]["test"]
+
+
+def test_question_answering_has_no_lexical_baseline(shipped, tokenization):
+    some = family("squadshifts-mini", few("squadshifts-mini", shipped), tokenization)
+    assert set(some.baselines) == {"trivial"}
+
+
 def trivial(some, metric, part="test"):
     one = some.baselines["trivial"][metric]
     return one["what"], one[part]

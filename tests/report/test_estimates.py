@@ -82,6 +82,25 @@ def test_a_board_has_the_baselines_of_its_columns_below_its_models(collapsed):
     assert any("trivial 12.5000 (no answer)" in cell for cell in row)
 
 
+def test_a_model_that_is_not_above_a_baseline_is_marked_and_so_are_claims_about_it(ledger, rewrite):
+    plan, store = ledger
+    known = {"lexical": {"token_f1": {"what": "counted words", "validation": 0.1, "test": 0.81}}}
+    for training in finetunings(plan):
+        for trial in training.trials:
+            if trial.task.name == "squad":
+                rewrite(store.trials / trial.key, TRIAL, lambda about: about.update(baselines=known))
+    shown = collect(plan, store)  # CLM has 80 there, MLM 82
+    warned = {name: score.not_above for (name, on), score in shown.estimates.tasks.items() if on == "squad"}
+    assert warned["clm"] == "not above counted words"
+    assert (warned["mlm"], warned["both"]) == ("", "")
+    for text in (markdown(shown), latex(shown)["tasks.tex"], render(shown).html):
+        assert "not above counted words" in text
+    caveats = {one.id: " ".join(one.caveats) for one in shown.findings}
+    assert "clm on squad (" in caveats["C2"]
+    assert "counted words 81.00" in caveats["C2"]
+    assert "baseline" not in caveats["C1"]
+
+
 def test_scores_of_constant_predictions_are_flagged_and_never_the_best(collapsed):
     tasks = collapsed.boards[1]
     cells = {line.model.name: line.cells[tasks.columns.index("squad")] for line in tasks.lines}

@@ -36,6 +36,7 @@ from biphase.objectives import IGNORE
 from biphase.protocol import window_overlap
 from biphase.specs import Answer, Classify, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
+from biphase.tasks.baselines import bm25_rankings, tfidf_labels, word_tags
 from biphase.tasks.encode import (
     NOTHING,
     Decoded,
@@ -153,6 +154,7 @@ class FamilyTrainer(ABC):
         self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
         self.encode(examples, tokenization)
         self.size = len(self.inputs[0])  # examples per epoch
+        self.by_words = self.lexical(examples)  # here, since the texts are not kept
 
     @abstractmethod
     def encode(self, examples: Examples, tokenization: Tokenization) -> None:
@@ -202,7 +204,8 @@ class FamilyTrainer(ABC):
     def baselines(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Scores that any model should beat: by name and metric, a description and the score on both splits.
 
-        For each metric, the "trivial" baseline is the one of `trivial` that is best on the validation split.
+        For each metric, the "trivial" baseline is the one of `trivial` that is best on the validation split. The
+        "lexical" one counts words.
         """
         scores = self.trivial()
         best: dict[str, dict[str, Any]] = {}
@@ -210,11 +213,19 @@ class FamilyTrainer(ABC):
             # Rounded, so that float noise does not choose among equals; the first of them is taken.
             what = max(scores, key=lambda what: round(scores[what]["validation"][metric], 9))
             best[metric] = {"what": what, **{part: scores[what][part][metric] for part in PARTS}}
-        return {"trivial": best}
+        if self.by_words is None:
+            return {"trivial": best}
+        what, words = self.by_words
+        counted = {metric: {"what": what, **{part: words[part][metric] for part in PARTS}} for metric in best}
+        return {"trivial": best, "lexical": counted}
 
     @abstractmethod
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
         """Return the scores of answers that read no text: description → split → metrics."""
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        """Return the description and the scores of a method that counts words; None if there is none."""
+        return None
 
 
 class TextClassification(FamilyTrainer):
@@ -250,6 +261,15 @@ class TextClassification(FamilyTrainer):
 
         baselines = {f"majority class: {self.form.labels[number]}": always, "chance": by_chance}
         return {what: {part: score(self.labels[part]) for part in PARTS} for what, score in baselines.items()}
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        texts = {part: [row.text for row in rows] for part, rows in examples.parts.items()}
+        found = tfidf_labels(texts["train"], self.labels["train"].tolist(), *(texts[part] for part in PARTS))
+        if found is None:
+            return None
+        gold = [self.labels[part] for part in PARTS]
+        tables = [confusion(*pair, len(self.form.labels)) for pair in zip(found, gold, strict=True)]
+        return "TF-IDF and logistic regression", dict(zip(PARTS, map(label_scores, tables), strict=True))
 
 
 class TokenClassification(FamilyTrainer):
@@ -294,6 +314,19 @@ class TokenClassification(FamilyTrainer):
         always = {part: [[tag] * len(gold) for gold in self.encoded[part].gold] for part in PARTS}
         scores = {part: self._compare(always[part], part).metrics for part in PARTS}
         return {f"majority tag: {self.form.labels[tag]}": scores}
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        if not examples.train:
+            return None
+        words = {
+            # Words that did not fit into the model's context are not scored.
+            part: [row.words[: len(gold)] for row, gold in zip(rows, self.encoded[part].gold, strict=True)]
+            for part, rows in examples.parts.items()
+        }
+        train = list(zip(words["train"], map(np.ndarray.tolist, self.encoded["train"].gold), strict=True))
+        tags = word_tags(train, *(words[part] for part in PARTS))
+        scores = {part: self._compare(found, part).metrics for part, found in zip(PARTS, tags, strict=True)}
+        return "the most frequent tag of each word", scores
 
 
 class QuestionAnswering(FamilyTrainer):
@@ -440,6 +473,19 @@ class Retrieval(FamilyTrainer):
             part: means_of(expected_at_random(self.judged[part], relevant, documents)) for part in PARTS
         }
         return {"random order": expected}
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        rows = examples.parts
+        queries = [query for part in PARTS for query in rows[part].queries]
+        ranked = bm25_rankings(rows["test"].library.texts, queries, kept=KEPT)
+        if ranked is None:
+            return None
+        by_part = np.split(ranked, [len(self.judged["validation"])])
+        scores = {
+            part: means_of(score_rankings(found, self.judged[part], self.form.relevant))
+            for part, found in zip(PARTS, by_part, strict=True)
+        }
+        return "BM25", scores
 
 
 def _small(numbers: np.ndarray, count: int) -> np.ndarray:

@@ -179,7 +179,9 @@ def _latex_cell(cell: Cell) -> str:
         return "---"
     mean = f"{100 * cell.score.seeds.mean:.2f}"
     shown = f"\\textbf{{{mean}}}" if cell.best else mean
-    beside = ", ".join(filter(None, (cell.around or cell.score.no_interval, cell.score.collapse)))
+    beside = ", ".join(
+        filter(None, (cell.around or cell.score.no_interval, cell.score.collapse, cell.score.not_above))
+    )
     return f"{shown} {{\\scriptsize {escape(beside)}}}" if beside else shown
 
 

@@ -90,8 +90,8 @@ class ScoreView:
     def learnt(self, model: Model, task: str) -> bool:
         """Whether a model clearly exceeds the trivial baselines of a task on validation, at its best rate."""
         grid = self.evidence.grids[model.results[0], task]
-        trivial = [100 * one[grid.metric].validation for one in grid.baselines.values() if grid.metric in one]
-        floor = max(trivial, default=0.0)
+        trivial = grid.baselines.get("trivial", {}).get(grid.metric)
+        floor = 100 * trivial.validation if trivial else 0.0
         return self.on_validation({model.name: {(task, "", None): 1.0}}) > floor + LEARNT * (100 - floor)
 
 

@@ -52,6 +52,12 @@ class Score:
         return no_interval(self.seeds.n) if self.known and not np.isfinite(self.seeds.low) else ""
 
     @property
+    def not_above(self) -> str:
+        """A warning if the mean does not exceed a baseline, with the best of those."""
+        beaten = [one for one in self.baselines.values() if self.known and self.seeds.mean <= one.test]
+        return f"not above {max(beaten, key=lambda one: one.test).what}" if beaten else ""
+
+    @property
     def collapse(self) -> str:
         """A warning if models predict the same for every test example."""
         return collapse(self.constant)

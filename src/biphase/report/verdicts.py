@@ -37,7 +37,19 @@ from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.study.costs import REPEATED, shape_of
 from biphase.study.plan import Plan
-from biphase.text import SCALE, counted, effect, fixed, interval, listed, p_equals, p_value, short, signed
+from biphase.text import (
+    SCALE,
+    counted,
+    effect,
+    fixed,
+    interval,
+    listed,
+    p_equals,
+    p_value,
+    percent,
+    short,
+    signed,
+)
 
 Verdict = Literal[
     "reproduced", "holds in part", "not reproduced", "no effect found", "underpowered", "not applicable", "not tested"
@@ -321,7 +333,7 @@ def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | N
         level, effect = ALPHA if holds <= ALPHA else stopped, _effect(study, claim.statement)
         known = sum(not part.missing for part in measured)
         parts = tuple(_classified(part, level, first, known, effect) for part in measured)
-        finding = _finding(study, claim, parts, before, test, (holds, refuted), effect)
+        finding = _finding(study, claim, parts, before, test, (holds, refuted), effect, evidence)
         findings.append(marked(finding, claim, epochs))
     return findings
 
@@ -354,6 +366,7 @@ def _finding(
     test: ClaimTest,
     adjusted: tuple[float, float],
     effect: float,
+    evidence: Evidence,
 ) -> Finding:
     statement, absent = claim.statement, untested_families(study, claim)
     complete = not absent and not test.missing
@@ -378,7 +391,7 @@ def _finding(
         p_refuted=adjusted[1],
         scale=_scale(study, claim.tests, parts),
         figure=statement.figure,
-        caveats=(*statement.caveats, *_caveats(study, claim, parts)) if claim.tests else (),
+        caveats=(*statement.caveats, *_caveats(study, claim, parts, evidence)) if claim.tests else (),
         contrast=statement.contrast,
         paper=statement.paper,
         condition=condition,
@@ -438,8 +451,13 @@ def _span(counts: set[int], word: str) -> str:
     return counted(max(counts), word) if len(counts) == 1 else f"{min(counts)}–{counted(max(counts), word)}"
 
 
-def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...]) -> Iterable[str]:
+def _caveats(
+    study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...], evidence: Evidence
+) -> Iterable[str]:
     """Caveats that apply to a claim's tests in this study."""
+    if weak := list(dict.fromkeys(_not_above(claim.tests, evidence))):
+        more = f" and {len(weak) - LISTED} more" if len(weak) > LISTED else ""
+        yield f"It rests on models that are not above a baseline: {', '.join(weak[:LISTED])}{more}."
     if absent := untested_families(study, claim):
         yield f"No test of the claim is on {listed(absent)}: that part of it is not tested."
     if study.fewer and any(not model.recipe.final for test in claim.tests for model in test.models):
@@ -462,6 +480,19 @@ def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, .
             f"Fine-tunings failed or cannot be read, and their seeds are left out ({which}): where a learning rate "
             "failed by diverging, the remaining seeds are biased towards better scores."
         )
+
+
+def _not_above(tests: Sequence[Contrast], evidence: Evidence) -> Iterable[str]:
+    """The models of tests that score no higher than a baseline, each with its task and both numbers."""
+    for model, task in ((model, task) for test in tests for model in test.models for task in test.tasks):
+        scores = evidence.scores(model, task)
+        grid = evidence.grids[model.results[0], task]
+        known = [one[grid.metric] for one in grid.baselines.values() if grid.metric in one]
+        if not known or not np.isfinite(scores).any():
+            continue
+        best, mean = max(known, key=lambda one: one.test), float(np.nanmean(scores))
+        if mean <= best.test:
+            yield f"{model.name} on {task} ({percent(mean)}; {best.what} {percent(best.test)})"
 
 
 def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[str]:

@@ -41,7 +41,7 @@ def tfidf_labels(
 
 def word_tags(
     sentences: Sequence[tuple[Sequence[str], Sequence[int]]], *parts: Sequence[Sequence[str]]
-) -> list[list[np.ndarray]]:
+) -> list[list[list[int]]]:
     """Return the tags of the sentences of each of `parts` by the most frequent tag of each word in `sentences`."""
     counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
     for words, tags in sentences:
@@ -50,7 +50,7 @@ def word_tags(
     every = sum(counts.values(), Counter())
     default = every.most_common(1)[0][0] if every else 0
     known = {word: tags.most_common(1)[0][0] for word, tags in counts.items()}
-    return [[np.array([known.get(word, default) for word in words]) for words in part] for part in parts]
+    return [[[known.get(word, default) for word in words] for words in part] for part in parts]
 
 
 def bm25_rankings(documents: Sequence[str], queries: Sequence[str], *, kept: int) -> np.ndarray | None:

@@ -4,11 +4,10 @@ The page may differ from a simulation by its error and no more.
 """
 
 import math
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
+from page_tables import percent, show
 from scipy import stats
 from scipy.special import ndtr, ndtri, stdtrit
 
@@ -29,27 +28,7 @@ from biphase.report.statistics.intervals import (
     students,
 )
 
-PAGE = Path(__file__).parents[3] / "docs" / "statistics.md"
 pytestmark = pytest.mark.campaign
-
-
-def show(header, rows, error):
-    """Print a table, and find it on the page: the same words, and numbers that differ by no more than `error`."""
-    lines = [f"| {' | '.join(row)} |" for row in (header, *rows)]
-    print("\n" + "\n".join(lines))
-    page = PAGE.read_text(encoding="utf-8").splitlines()
-    assert lines[0] in page, lines[0]
-    first = page.index(lines[0]) + 2  # after the line of dashes
-    assert not page[first + len(rows)]
-    for ours, theirs in zip(lines[1:], page[first : first + len(rows)], strict=True):
-        number = re.compile(r"\d+\.\d+")
-        assert number.sub("#", theirs) == number.sub("#", ours)
-        pairs = zip(number.findall(ours), number.findall(theirs), strict=True)
-        assert all(abs(float(one) - float(other)) <= error for one, other in pairs), (ours, theirs)
-
-
-def percent(share):
-    return f"{100 * share:.1f}"
 
 
 def satterthwaite(rows, columns, rest, dfs):

@@ -1,0 +1,206 @@
+"""Moderated variances, contrasts of cells, and claims of several parts."""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from biphase.report.statistics.intervals import detectable_in
+from biphase.report.statistics.moderated import (
+    Cells,
+    ClaimTest,
+    any_of,
+    as_estimate,
+    cells_of,
+    contrast,
+    contrast_of,
+    every,
+    holm_distinct,
+    moderate,
+    seed_values,
+    trigamma_inverse,
+)
+
+
+def drawn(sd, seeds=3, studies=400, seed=0):
+    sds = np.asarray(sd, dtype=float)
+    return np.random.default_rng(seed).normal(size=(studies, sds.size, seeds)) * sds[:, None]
+
+
+def test_trigamma_is_inverted():
+    x = np.geomspace(0.2, 500, 20)
+    from scipy.special import polygamma
+
+    assert trigamma_inverse(polygamma(1, x)) == pytest.approx(x, rel=1e-6)
+
+
+def test_equal_variances_borrow_and_unequal_ones_do_not():
+    alike = cells_of(drawn(np.ones(20)))
+    unlike = cells_of(drawn(np.geomspace(0.03, 30, 20)))
+    assert np.median(alike.df) > 10
+    assert np.median(unlike.df) < 4
+    assert np.median(alike.prior_variance) == pytest.approx(1.0, abs=0.1)
+    assert np.median(alike.prior_df) > 10 * np.median(unlike.prior_df)
+
+
+def test_a_noisy_cell_stays_noisy():
+    values = drawn([1] * 9 + [10])
+    cells = cells_of(values)
+    own = values.var(axis=-1, ddof=1)
+    assert (cells.variance >= own * (1 - 1e-12)).all()
+    assert np.median(cells.variance[:, 9]) > 30
+
+
+def test_scale_and_order_do_not_matter():
+    values = drawn([1, 2, 0.5, 1, 3], studies=5)
+    cells, scaled, turned = cells_of(values), cells_of(100 * values + 7), cells_of(values[:, ::-1])
+    assert scaled.variance == pytest.approx(1e4 * cells.variance, rel=1e-6)
+    assert scaled.df == pytest.approx(cells.df, rel=1e-6)
+    assert turned.variance[:, ::-1] == pytest.approx(cells.variance, rel=1e-9)
+
+
+def test_many_studies_at_once_are_each_of_them():
+    values = drawn([1, 2, 0.5, 1, 3], studies=3)
+    together = cells_of(values)
+    for one, study in enumerate(values):
+        assert cells_of(study).variance == pytest.approx(together.variance[one], rel=1e-9)
+
+
+def test_single_and_equal_values_get_the_variance_of_the_others():
+    values = drawn(np.ones(8), studies=1)[0]
+    values[0, 1:] = np.nan  # one value
+    values[1] = 5.0  # equal values
+    cells = cells_of(values)
+    assert cells.n.tolist() == [1, 3, 3, 3, 3, 3, 3, 3]
+    assert cells.variance[0] == pytest.approx(cells.variance[1])
+    assert 0.2 < cells.variance[0] < 5
+    assert cells.df[0] < cells.df[2]
+    assert np.isfinite(contrast(cells, [1, -1, 0, 0, 0, 0, 0, 0]).above)
+
+
+def test_no_variance_at_all_is_not_known():
+    cells = cells_of(np.ones((3, 3)))
+    test = contrast(cells, [1, -1, 0])
+    assert np.isnan([test.above, test.below, test.low, test.high, test.se]).all()
+    assert math.isnan(as_estimate(test, 3, "seeds").p)
+    assert np.isnan(cells_of(np.full((2, 3), np.nan)).mean).all()
+
+
+def test_other_cells_can_be_learnt_from():
+    scores, rates = drawn(np.ones(3), studies=1)[0], drawn(np.ones(21), studies=1, seed=1)[0]
+    assert cells_of(scores, rates).df.min() > cells_of(scores).df.max()
+
+
+def test_pretraining_seeds_are_the_values_where_there_are_several():
+    table = np.array([[1.0, 2.0, 3.0], [5.0, np.nan, 7.0], [np.nan, np.nan, np.nan]])
+    assert seed_values(table).tolist() == [2.0, 6.0]
+    assert seed_values(table[:1]).tolist() == [1.0, 2.0, 3.0]
+    assert seed_values(table[[0, 2]]).tolist() == [1.0, 2.0, 3.0]
+
+
+# ---------------------------------------------------------------- contrasts
+
+
+def cells(mean, variance, df, n):
+    arrays = (np.asarray(one, dtype=float) for one in (mean, variance, df, n))
+    return Cells(*arrays, np.array(1.0), np.array(1.0))
+
+
+def test_equal_degrees_of_freedom_give_the_t_test():
+    test = contrast(cells([5, 3, 9], [4, 4, 4], [7, 7, 7], [3, 3, 3]), [1, -1, 0])
+    se = math.sqrt(8 / 3)
+    assert test.se == pytest.approx(se)
+    assert test.above == pytest.approx(stats.t.sf(2 / se, 7), rel=1e-6)
+    assert test.above + test.below == pytest.approx(1)
+    assert test.high - test.value == pytest.approx(stats.t.ppf(0.975, 7) * se)
+
+
+@pytest.mark.parametrize("margin", [-0.5, 0.0, 1.0, 3.0])
+def test_p_values_and_intervals_agree(margin):
+    some = cells([5, 3, 4], [4, 1, 9], [3, 12, 40], [3, 5, 2])
+    p = contrast(some, [1, -0.5, -0.5], margin)
+    edge = contrast(some, [1, -0.5, -0.5], margin, level=1 - 2 * float(min(p.above, p.below)))
+    end = edge.low if p.value > margin else edge.high
+    assert end == pytest.approx(margin, abs=1e-5)
+
+
+def test_a_missing_cell_matters_only_if_it_is_used():
+    some = cells([5, 3, np.nan], [4, 1, np.nan], [3, 12, np.nan], [3, 5, 0])
+    assert np.isfinite(contrast(some, [1, -1, 0]).above)
+    assert np.isnan(contrast(some, [1, 0, -1]).above)
+
+
+def test_far_effects_have_small_p_values_and_no_warning():
+    test = contrast(cells([500, 3], [1e-4, 1], [3, 400], [3, 3]), [1, -1])
+    assert 0 < test.above < 1e-5
+    assert test.below == pytest.approx(1)
+
+
+@pytest.mark.parametrize("variances", [(1, 1), (1, 25), (100, 1)])
+def test_contrasts_of_few_seeds_hold_their_level(variances):
+    """Without help from other cells: exactly where Satterthwaite's approximation fails."""
+    chance = np.random.default_rng(0)
+    v = np.array(variances, dtype=float)
+    estimated = v * chance.chisquare(2, (20_000, 2)) / 2
+    value = chance.normal(size=20_000) * math.sqrt(v.sum())
+    test = contrast_of(value, estimated, np.full((20_000, 2), 2.0))
+    for level in (0.05, 0.01, 0.004):
+        assert np.mean(test.above <= level) < level + 3 * math.sqrt(level / 20_000)
+
+
+def test_an_estimate_has_the_same_interval():
+    test = contrast(cells([5, 3], [4, 1], [3, 12], [3, 5]), [1, -1])
+    one = as_estimate(test, 3, "fine-tuning seeds")
+    assert (one.low, one.high) == (float(test.low), float(test.high))
+    assert one.p == pytest.approx(2 * float(test.above))
+    assert one.low == pytest.approx(one.mean - stats.t.ppf(0.975, one.df) * one.se, rel=1e-6)
+    assert 0 < detectable_in(one) < math.inf
+
+
+# ---------------------------------------------------------------- claims
+
+
+def test_every_part_must_hold_and_any_refutes():
+    assert every([0.01, 0.04], [0.99, 0.96]) == ClaimTest(0.04, 1.0, 2, 0)
+    assert every([0.01, 0.999], [0.99, 0.001]).refuted == pytest.approx(0.002)
+    assert every([0.01, math.nan], [0.99, math.nan]) == ClaimTest(0.01, 0.99, 1, 1)
+    assert math.isnan(every([math.nan], [math.nan]).reproduced)
+    assert any_of([0.01, 0.6, 0.7], [0.99, 0.4, 0.3]).reproduced == pytest.approx(0.03)
+    assert any_of([0.99, 0.98], [0.01, 0.02]).refuted == pytest.approx(0.02)
+
+
+def claim(reproduced, refuted=1.0):
+    return ClaimTest(reproduced, refuted, 1, 0)
+
+
+def test_repeated_claims_are_counted_once():
+    tests = [claim(0.01), claim(0.02), claim(0.02), claim(0.01)]
+    parts = [frozenset("a"), frozenset("b"), frozenset("ab"), frozenset("a")]
+    reproduced = [one for one, _ in holm_distinct(tests, parts)]
+    assert reproduced == pytest.approx([0.02, 0.02, 0.02, 0.02])
+    alone = holm_distinct(tests[:2], parts[:2])
+    assert [one for one, _ in alone] == pytest.approx([0.02, 0.02])
+
+
+def test_a_claim_with_a_part_of_its_own_is_counted():
+    tests = [claim(0.01), claim(0.02)]
+    adjusted = holm_distinct(tests, [frozenset("a"), frozenset("ab")])
+    assert [one for one, _ in adjusted] == pytest.approx([0.02, 0.02])
+    assert holm_distinct([claim(0.03), claim(0.02)], [frozenset("a"), frozenset("ab")])[0][
+        0
+    ] == pytest.approx(0.04)
+
+
+def test_untested_claims_do_not_count():
+    none = every([math.nan], [math.nan])
+    adjusted = holm_distinct([none, claim(0.04)], [frozenset("a"), frozenset("b")])
+    assert math.isnan(adjusted[0][0])
+    assert adjusted[1][0] == pytest.approx(0.04)
+
+
+def test_moderating_nothing_changes_little():
+    """One cell alone keeps about its own variance and degrees of freedom."""
+    variance, df, _, _ = moderate(np.array([2.0]), 4.0)
+    assert variance[0] == pytest.approx(2.0, rel=0.05)
+    assert df[0] == pytest.approx(4.0, rel=0.35)

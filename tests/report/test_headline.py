@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from biphase import CLM, MLM, Hub, Pretrain, Stage, Study
+from biphase.report.contrasts import Contrast, Measure
 from biphase.report.evidence import gather
-from biphase.report.headline import difference, headline, noise
-from biphase.report.statistics.intervals import across
+from biphase.report.headline import headline, noise, over_families
 from biphase.study.ledger import finetunings
 
 
@@ -62,7 +62,7 @@ def test_validation_chooses_and_test_scores_play_no_part(evidence):
     )
     assert "points behind [" in top.against[0].told
     assert not any(lead.clear for lead in top.against)
-    assert top.answer.startswith("No recipe is clearly ahead.")
+    assert top.answer.startswith("All of 3 recipes but mlm are shown worse")
     chosen = with_scores(evidence, "validation", lambda name, array: array - 0.2 * (name == "both"))
     assert headline(chosen, []).subject == "MLM 40% for 20 steps"
 
@@ -76,19 +76,19 @@ RNG = np.random.default_rng(0)
         (
             lambda name, array: array * 0 + 0.5 + 0.1 * RNG.random(array.shape),
             [False, False],
-            "No recipe is clearly ahead.",
+            "None of 3 recipes is shown worse than the best.",
             "points",
         ),
         (
             lambda name, array: array * 0 + 0.5,
             [False, False],
-            "No recipe is",
+            "None of 3 recipes is shown worse",
             "0.00 points ahead (all seeds alike",
         ),
         (
             lambda name, array: array - 0.03 * (name == "both"),
             [False, True],
-            "No recipe is clearly ahead of all others.",
+            "2 of 3 recipes are not shown worse than the best: mlm and both.",
             "points",
         ),
     ],
@@ -101,14 +101,16 @@ def test_a_lead_is_called_one_only_where_it_is_clear(evidence, change, clear, an
     assert told in top.against[0].told
 
 
-def test_differences_are_paired_by_seed(evidence):
+def test_leads_are_measured_as_claims_are(evidence):
     both, mlm = evidence.models["both"], evidence.models["mlm"]
-    tasks = evidence.families["QA"]
-    found = difference(evidence, both, mlm, ["QA"])
-    assert found == pytest.approx(100 * (evidence.on(both, tasks) - evidence.on(mlm, tasks)))
-    wide = with_scores(evidence, "test", lambda name, array: array + np.array([0.0, 0.05, 0.1]))
-    paired = across(difference(wide, both, mlm, ["QA"]))
-    assert paired.high - paired.low == pytest.approx(across(found).high - across(found).low)
+    quantity = over_families(evidence, both) - over_families(evidence, mlm)
+    found = Measure(evidence)(Contrast("", quantity)).estimate
+    (lead,) = (one for one in headline(evidence, []).against if one.name == "mlm")
+    assert lead.average == found
+    tasks = evidence.families.values()
+    gaps = [np.mean(evidence.on(both, some)) - np.mean(evidence.on(mlm, some)) for some in tasks]
+    assert found.mean == pytest.approx(100 * np.mean(gaps))
+    assert [one.mean for _, one in lead.families] == pytest.approx([100 * gap for gap in gaps])
 
 
 def test_half_a_study_speaks_of_what_is_complete_and_nothing_complete_is_no_answer(ledger):

@@ -632,6 +632,18 @@ class Measure:
             key=frozenset[Any]().union(*(result.key for result in tried)),
         )
 
+    def means(self, models: Iterable[Model], quantity: Callable[[Model], Quantity]) -> dict[str, ModelMean]:
+        """A quantity of each of these models, at the learning rates that all of them have; without incomplete ones."""
+        quantities = [quantity(model) for model in models]
+        every = mean(quantities)
+        view = ScoreView.of(every.models, every.tasks, self.evidence)
+        found = {}
+        for one in quantities:
+            ((name, cells),) = one.terms(view).items()
+            if (known := self._mean(view, name, cells)) is not None:
+                found[name] = known
+        return found
+
     def _mean(self, view: ScoreView, name: str, cells: dict[Cell, float]) -> ModelMean | None:
         """The weighted sum for one model; None if it has no complete seed."""
         scale = max(map(abs, cells.values())) * math.copysign(1.0, next(iter(cells.values())))

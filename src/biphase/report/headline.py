@@ -1,8 +1,9 @@
-"""The answer of a study in a few sentences: the best recipe, and its lead over the best of every other kind.
+"""The answer of a study in a few sentences: the recipes that may be best, the leader, and its lead over other kinds.
 
-The best recipe is chosen by validation scores and reported by test scores, because choosing and reporting with the
-same numbers would favour a lucky model. It is compared with the best recipe of every other kind, chosen in the same
-way, at the same size and the same number of steps. Differences are paired by seed.
+The recipes not shown worse than the best are found by multiple comparisons with the best (Hsu), among recipes of the
+same size and the same number of steps. The leader is chosen by validation scores and reported by test scores, because
+choosing and reporting with the same numbers would favour a lucky model. It is compared with the best recipe of every
+other kind, chosen in the same way. Intervals and comparisons use the moderated variances of the claims.
 """
 
 from __future__ import annotations
@@ -14,10 +15,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from biphase.report.contrasts import Contrast, MeanScore, Measure, Sum, mean
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.recipes import Model
-from biphase.report.selectors import rows_in_common
+from biphase.report.statistics.best import best as comparison_with_best
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
+from biphase.report.statistics.moderated import Cells
 from biphase.report.verdicts import VERDICTS, Finding
 from biphase.specs.tasks import Family, family_name
 from biphase.text import collapse, counted, fixed, interval, listed, no_interval, percent, short
@@ -33,7 +36,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Lead:
-    """The difference between the best recipe and the best of another kind: paired, in points."""
+    """The difference between the leader and the best recipe of another kind, in points."""
 
     kind: str
     name: str  # of the other model
@@ -56,7 +59,7 @@ class Lead:
         """The lead as text, with its interval or why there is none."""
         lead = self.average
         if not math.isfinite(lead.mean):
-            return "no seed in common yet"
+            return "no complete seed yet"
         points = f"{fixed(abs(lead.mean))} points {'ahead' if lead.mean >= 0 else 'behind'}"
         low, high = (lead.low, lead.high) if lead.mean >= 0 else (-lead.high, -lead.low)
         if not math.isfinite(low):
@@ -107,19 +110,43 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     value = _value(evidence, best)
     if len(group) == 1:
         return f"{what} ({recipe.size}) scores {value}.", what, ()
-    leads = sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean)  # the nearest first
+    measure = Measure(evidence)
+    leads = sorted(_against(measure, best, group), key=lambda lead: lead.average.mean)  # the nearest first
     word = "recipe" if trained else "model"
     subject, several = what, counted(len(group), word)
     if trained:
         tokens = short(recipe.tokens)
         subject = f"At equal steps ({recipe.size}, {recipe.steps:,} steps, {tokens} tokens), {what}"
-    clear = [lead.clear for lead in leads]
-    # "Best" is said only if no test score exceeds that of the model chosen on validation.
-    rivals = [one for one in group if one is not best]
-    if all(clear) and all(across(difference(evidence, best, one)).mean >= 0 for one in rivals):
+    contenders = _contenders(measure, group)
+    if contenders == [best]:
         return f"{subject} scores best of {several}: {value}.", what, tuple(leads)
-    ahead = f"No {word} is clearly ahead{' of all others' if any(clear) else ''}."
-    return f"{ahead} {subject}, the best of {several} on validation, scores {value}.", what, tuple(leads)
+    names = listed([one.name for one in contenders])
+    answer = f"{len(contenders)} of {several} are not shown worse than the best: {names}."
+    if len(contenders) == len(group):
+        answer = f"None of {several} is shown worse than the best."
+    elif len(contenders) == 1:
+        answer = f"All of {several} but {names} are shown worse than the best."
+    return f"{answer} {subject}, the best on validation, scores {value}.", what, tuple(leads)
+
+
+def _contenders(measure: Measure, group: list[Model]) -> list[Model]:
+    """The models not shown worse than the best; all of them where there is no noise to judge by."""
+    found = measure.means(group, lambda model: over_families(measure.evidence, model))
+    table = np.array([(one.mean, one.variance, one.df) for one in found.values()]).reshape(-1, 3)
+    known = np.isfinite(table).all(axis=1) & (table[:, 1] > 0)
+    if known.sum() < 2 or len(found) < len(group):
+        return group
+    ones = np.ones(len(table))
+    cells = Cells(*table.T, n=ones, prior_variance=ones[0], prior_df=ones[0])
+    names = list(found)
+    contenders = {names[at] for at in comparison_with_best(cells).contenders}
+    return [model for model in group if model.name in contenders]
+
+
+def over_families(evidence: Evidence, model: Model, families: Iterable[Family] = ()) -> Sum:
+    """The mean score of a model over families, equally weighted; all, if none is named."""
+    tasks = [evidence.families[family] for family in families or evidence.families]
+    return mean(MeanScore((model,), some) for some in tasks)
 
 
 def _value(evidence: Evidence, model: Model) -> str:
@@ -134,10 +161,9 @@ def _value(evidence: Evidence, model: Model) -> str:
     return f"{percent(score.mean)}% {around}, averaged over {families}{f'; {warning}' if warning else ''}"
 
 
-def _average(evidence: Evidence, model: Model, part: str = "test", families: Iterable[Family] = ()) -> Floats:
+def _average(evidence: Evidence, model: Model, part: str = "test") -> Floats:
     """The mean over families, equally weighted, for each seed."""
-    tasks = [evidence.families[family] for family in families or evidence.families]
-    return np.mean([evidence.on(model, some, part=part) for some in tasks], axis=0)
+    return np.mean([evidence.on(model, some, part=part) for some in evidence.families.values()], axis=0)
 
 
 def _comparable(models: list[Model]) -> list[Model]:
@@ -172,41 +198,35 @@ def _best(evidence: Evidence, models: list[Model]) -> Model:
     return models[means.index(max(means))]
 
 
-def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Lead]:
+def _against(measure: Measure, best: Model, group: list[Model]) -> Iterable[Lead]:
     """The leads over the best of each other kind; if there is one kind only, over the next best."""
     kinds = dict.fromkeys(one.recipe.kind for one in group)
     if len(kinds) == 1:
-        rival = _best(evidence, [one for one in group if one is not best])
-        yield _lead(evidence, best, rival, "", "the next")
+        rival = _best(measure.evidence, [one for one in group if one is not best])
+        yield _lead(measure, best, rival, "", "the next")
         return
     for kind in kinds:
         if kind != best.recipe.kind:
             of_kind = [one for one in group if one.recipe.kind == kind]
             note = "the best of its kind" if len(of_kind) > 1 else ""
-            yield _lead(evidence, best, _best(evidence, of_kind), KINDS[kind], note)
+            yield _lead(measure, best, _best(measure.evidence, of_kind), KINDS[kind], note)
 
 
-def _lead(evidence: Evidence, best: Model, rival: Model, kind: str, note: str) -> Lead:
+def _lead(measure: Measure, best: Model, rival: Model, kind: str, note: str) -> Lead:
+    evidence = measure.evidence
     several = f"{len(rival.results)} pretraining seeds" if len(rival.results) > 1 else ""
+
+    def gap(*families: Family) -> Estimate:
+        one, other = (over_families(evidence, model, families) for model in (best, rival))
+        return measure(Contrast("", one - other)).estimate
+
     return Lead(
         kind=kind,
         name=rival.name,
         note=", ".join(filter(None, (note, several))),
-        average=across(difference(evidence, best, rival)),
-        families=tuple(
-            (family, across(difference(evidence, best, rival, [family]))) for family in evidence.families
-        ),
+        average=gap(),
+        families=tuple((family, gap(family)) for family in evidence.families),
     )
-
-
-def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[Family] = ()) -> Floats:
-    """Test scores of `one` minus those of `other`, mean over families (all, if none is named), in points.
-
-    They are paired by pretraining and fine-tuning seed.
-    """
-    rows = rows_in_common((one, other))
-    mine, theirs = (_average(evidence, model, families=families)[rows[model.name]] for model in (one, other))
-    return 100 * (mine - theirs)
 
 
 # ---------------------------------------------------------------- scale and noise

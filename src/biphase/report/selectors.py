@@ -122,19 +122,6 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     return ComparableModels(plan, known, tuple(groups), tasks)
 
 
-def rows_in_common(models: Iterable[Model]) -> dict[str, list[int]]:
-    """For each model, the row indices of the pretraining seeds that all models share.
-
-    If they share none, rows are paired in the order of the seeds.
-    """
-    every = tuple(models)
-    shared = [seed for seed in every[0].seeds if all(seed in model.seeds for model in every)]
-    if shared:
-        return {model.name: [model.seeds.index(seed) for seed in shared] for model in every}
-    fewest = min(len(model.seeds) for model in every)
-    return {model.name: list(range(fewest)) for model in every}
-
-
 def _group(plan: Plan, members: list[Model], about: str) -> Group:
     """Sort models of one setting by size and shape into `ModelGroup`s."""
     by_size: dict[tuple[str, str], list[Model]] = {}

@@ -32,6 +32,7 @@ from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, comparable_models
 from biphase.report.statistics.intervals import detectable_by
+from biphase.report.statistics.looks import Looks
 from biphase.report.statistics.moderated import ClaimTest, every, holm_distinct
 from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import FAMILIES, family_name
@@ -104,16 +105,19 @@ def supports(part: ClaimPart, *, level: float, parts: int, detectable: float, ef
     return "underpowered" if detectable > effect else "unclear"
 
 
-def verdict(parts: Sequence[Supports], holds: float, refuted: float, *, complete: bool) -> Verdict:
+def verdict(
+    parts: Sequence[Supports], holds: float, refuted: float, *, complete: bool, alpha: float = ALPHA
+) -> Verdict:
     """The verdict on a claim from the classes of its parts and its corrected p-values.
 
-    `complete`: no part is missing, and the study has tasks of all families that the claim is about.
+    `complete`: no part is missing, and the study has tasks of all families that the claim is about. `alpha`: the
+    family-wise error rate of this look.
     """
     if all(one == "missing" for one in parts):
         return "not tested"
-    if holds <= ALPHA:
+    if holds <= alpha:
         return "reproduced" if complete else "holds in part"
-    if refuted <= ALPHA:
+    if refuted <= alpha:
         return "not reproduced"
     return "underpowered" if "underpowered" in parts else "no effect found"
 
@@ -324,18 +328,34 @@ def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | N
     tests = [_tested(parts, before) for parts, before in zip(results, premises, strict=True)]
     keys = [frozenset(part.key for part in parts if not part.missing) for parts in results]
     adjusted = holm_distinct(tests, keys)
-    left = [p for p, _ in adjusted if p > ALPHA]
-    first, stopped = (ALPHA / max(1, count) for count in (sum(test.known > 0 for test in tests), len(left)))
+    alpha, unplanned = _look(study, [part for parts in results for part in parts if not part.missing])
+    left = [p for p, _ in adjusted if p > alpha]
+    first, stopped = (alpha / max(1, count) for count in (sum(test.known > 0 for test in tests), len(left)))
     findings, epochs = [], Epochs(evidence.plan, evidence.store)
     for claim, measured, before, test, (holds, refuted) in zip(
         claims, results, premises, tests, adjusted, strict=True
     ):
-        level, effect = ALPHA if holds <= ALPHA else stopped, _effect(study, claim.statement)
+        level, effect = alpha if holds <= alpha else stopped, _effect(study, claim.statement)
         known = sum(not part.missing for part in measured)
         parts = tuple(_classified(part, level, first, known, effect) for part in measured)
-        finding = _finding(study, claim, parts, before, test, (holds, refuted), effect, evidence)
+        finding = _finding(study, claim, parts, before, test, (holds, refuted), effect, evidence, alpha)
+        if unplanned and finding.verdict not in ("not tested", "not applicable"):
+            finding = replace(finding, verdict="not tested", why=unplanned, condition="")
         findings.append(marked(finding, claim, epochs))
     return findings
+
+
+def _look(study: ComparableModels, parts: Sequence[ClaimPart]) -> tuple[float, str]:
+    """The error rate of this look, and, if the study declares looks and this is none of them, why nothing is judged."""
+    looks = study.plan.study.looks
+    if not looks or not parts:
+        return ALPHA, ""
+    seeds = min(part.estimate.n for part in parts)
+    if seeds in looks:
+        return Looks(looks).level(seeds), ""
+    after = next((one for one in looks if one > seeds), None)
+    planned = f"the next look is at {after} seeds" if after else f"the last look was at {looks[-1]} seeds"
+    return ALPHA, f"Not judged with {counted(seeds, 'seed')}: {planned}."
 
 
 def _tested(parts: Sequence[ClaimPart], premises: Sequence[ClaimPart]) -> ClaimTest:
@@ -367,10 +387,11 @@ def _finding(
     adjusted: tuple[float, float],
     effect: float,
     evidence: Evidence,
+    alpha: float,
 ) -> Finding:
     statement, absent = claim.statement, untested_families(study, claim)
     complete = not absent and not test.missing
-    judged = verdict([part.supports for part in parts], *adjusted, complete=complete)
+    judged = verdict([part.supports for part in parts], *adjusted, complete=complete, alpha=alpha)
     explained = why(statement.gist, judged, parts, adjusted[0], needs(study, statement), effect)
     if premises and not _applies(premises) and any(not part.missing for part in parts):
         judged, explained = "not applicable", _no_premise(premises)
@@ -555,7 +576,8 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     study = comparable_models(plan, evidence.models if evidence else None)
     claims = examined(study, papers)
     tested = [any(max(_seeds_of(test, study)) > 1 for test in claim.tests) for claim in claims]
-    level = ALPHA / max(1, sum(tested))
+    looks = plan.study.looks
+    level = (Looks(looks).level(looks[-1]) if looks else ALPHA) / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
     # Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
     assumed = {short: family.assumed_sd[_small(plan)] for short, family in FAMILIES.items()}

@@ -153,12 +153,18 @@ class Study:
     papers: tuple[str, ...] = added(())  # papers whose claims are tested too, where the runs allow it
     # Percentage points that are worth finding where no paper gives an effect; decides what counts as underpowered
     effect: float = added(1.0)
+    # Numbers of seeds at which the study is judged, such as (3, 5, 10): each look spends a part of the error rate
+    looks: tuple[int, ...] = added(())
 
     def check(self) -> None:
         check_name("Study", self.name)
         for paper in self.papers:
             if paper not in PAPERS:
                 raise SpecError(f"Study {self.name!r}: there is no paper {paper!r}; {nearest(paper, PAPERS)}")
+        if any(seeds < 2 for seeds in self.looks) or sorted(set(self.looks)) != list(self.looks):
+            raise SpecError(
+                f"Study {self.name!r}: looks are increasing numbers of two seeds or more: looks=(3, 5, 10)"
+            )
         if not 0 < self.effect < 100:
             raise SpecError(f"Study {self.name!r}: effect is a size in percent points, not {self.effect:g}")
         if not self.runs:

@@ -1,7 +1,7 @@
 """Mutations: one-line breaks of the source, each with the test that must fail. They show that the tests test.
 
-    python tests/mutations.py                  all of them, two at a time
-    python tests/mutations.py --only holm      those whose name contains "holm"
+    pytest -m campaign tests/test_mutations.py              all of them
+    pytest -m campaign tests/test_mutations.py -k Holm      those whose name contains "Holm"
 
 For each mutation the runner copies src/ to a temporary folder, replaces `old` by `new` in the copy, and runs the named
 test on it in a fresh process. The test must fail by an assertion, a missing refusal or a wrong refusal; a name, import
@@ -11,7 +11,6 @@ or syntax error does not count. The same tests must pass on an unchanged copy. `
 
 from __future__ import annotations
 
-import argparse
 import os
 import shutil
 import subprocess
@@ -19,20 +18,14 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ET
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 SOURCE = ROOT / "src"
 CRUDE = (
-    "NameError",
-    "ImportError",
-    "ModuleNotFoundError",
-    "SyntaxError",
-    "AttributeError",
-    "UnboundLocalError",
-)
+    "NameError", "ImportError", "ModuleNotFoundError", "SyntaxError", "AttributeError", "UnboundLocalError",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -193,7 +186,7 @@ MUTATIONS = [
         "data/stream.py",
         "while bound < count:",
         "while bound < 0:",
-        "data/test_stream.py::test_a_draw_beyond_the_bound_doubles_it",
+        "data/test_stream.py::test_fixed_shapes_pad_and_never_drop_a_label",
         "fixed shapes lose labels",
     ),
     Mutation(
@@ -224,8 +217,8 @@ MUTATIONS = [
     Mutation(
         "special tokens in text",
         "data/tokenizer.py",
-        "return [self._literally(text) if self._is_control[ids].any() else ids for text, ids in encoded]",
-        "return [ids for _, ids in encoded]",
+        'return literal(self.tokenizer.model, self.tokenizer.control_ids, "")',
+        "return self.tokenizer.model",
         "data/test_tokenizer.py::test_pieces_that_are_special_tokens_are_not_produced_from_text",
         "</s> in a document ends the document",
     ),
@@ -267,10 +260,19 @@ MUTATIONS = [
     Mutation(
         "resume forgets the optimizer state",
         "training/pretrain.py",
-        'if step > 0 or run.optimizer_state == "keep":',
-        'if step == 0 and run.optimizer_state == "keep":',
+        'keeps = step > 0 or run.optimizer_state == "keep"',
+        'keeps = step == 0 and run.optimizer_state == "keep"',
         "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
         "moments start from zero after a resume",
+    ),
+    Mutation(
+        "live model of another checkpoint is trained",
+        "training/pretrain.py",
+        "unchanged = live is not None and live.key == key and keeps",
+        "unchanged = live is not None and keeps",
+        "training/test_pretrain.py::test_jobs_that_go_on_with_a_live_model_equal_jobs_that_load_it",
+        "a branch begins with the weights of the job before it",
+        subtle=True,
     ),
     Mutation(
         "needed checkpoint is pruned",
@@ -283,8 +285,8 @@ MUTATIONS = [
     Mutation(
         "damaged checkpoint is loaded",
         "training/checkpoint.py",
-        "    verify(folder)\n",
-        "    verify(folder, contents=False)\n",
+        '    verify(folder, only="model")\n',
+        '    verify(folder, only="optimizer")\n',
         "training/test_pretrain.py::test_a_damaged_checkpoint_is_refused_not_used",
         "training goes on from flipped bits",
     ),
@@ -709,24 +711,17 @@ def run(tests: Iterable[str], mutation: Mutation | None = None) -> tuple[int, li
             (copy / "biphase" / mutation.file).write_text(source_of(mutation), encoding="utf-8")
         environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
         report = Path(folder) / "report.xml"
-        command = [
-            sys.executable,
-            "-m",
-            "pytest",
-            "-x" if mutation else "-q",
-            "--tb=short",
-            f"--junitxml={report}",
-        ]
-        paths = [f"tests/{test}" for test in tests]
-        done = subprocess.run(
-            [*command, *paths], cwd=ROOT, env=environment, capture_output=True, text=True, check=False
-        )
+        stop = "-x" if mutation else "-q"
+        command = [sys.executable, "-m", "pytest", stop, "--tb=short", f"--junitxml={report}"]
+        command += [f"tests/{test}" for test in tests]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         if not report.exists():
             return done.returncode, [f"ERROR {done.stdout[-2000:]}{done.stderr[-2000:]}"]
-        cases = ET.parse(report).iter("testcase")
-        failed = [(case, found) for case in cases for found in case if found.tag in ("failure", "error")]
+        found = [node for case in ET.parse(report).iter("testcase") for node in case]
         return done.returncode, [
-            f"{'ERROR ' if found.tag == 'error' else ''}{found.get('message', '')}" for _, found in failed
+            f"{'ERROR ' if node.tag == 'error' else ''}{node.get('message', '')}"
+            for node in found
+            if node.tag in ("failure", "error")
         ]
 
 
@@ -738,32 +733,3 @@ def survives(mutation: Mutation) -> str:
     if code != 1 or not messages or any(message.startswith(("ERROR", *CRUDE)) for message in messages):
         return f"{mutation.test} does not fail by what it tests (pytest exits with {code}): {' | '.join(messages)[:500]}"
     return ""
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--only", default="", help="a part of the name")
-    parser.add_argument("--jobs", type=int, default=2)
-    options = parser.parse_args()
-    chosen = [mutation for mutation in MUTATIONS if options.only in mutation.name]
-    if not chosen:
-        sys.exit(f"no mutation has {options.only!r} in its name")
-    code, messages = run(sorted({mutation.test for mutation in chosen}))
-    if code:
-        sys.exit(f"on the unchanged source: {messages}")
-    with ThreadPoolExecutor(options.jobs) as pool:
-        results = zip(chosen, pool.map(survives, chosen), strict=True)
-        left = 0
-        for mutation, why in results:
-            left += bool(why)
-            print(
-                f"{'SURVIVES' if why else 'detected'}  {mutation.name}{': ' if why else ''}{why}", flush=True
-            )
-    print(f"{len(chosen) - left} of {len(chosen)} mutations are detected")
-    sys.exit(1 if left else 0)
-
-
-if __name__ == "__main__":
-    main()

@@ -39,7 +39,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "store", "leases", "keys", "metadata", "text", "protocol",
     "data.corpus", "tasks.files", "study.load", "study.plan", "study.costs", "study.describe", "study.ledger",
-    "study.build", "study.prices", "study.devices", "study.archive",
+    "study.build", "study.prices", "study.many_gpus", "study.devices", "study.archive",
     "cluster.launch", "cluster.workers", "cluster.slurm", "doctor", "progress",
 ]  # fmt: skip
 HEAVY = {
@@ -47,7 +47,7 @@ HEAVY = {
 }  # fmt: skip
 
 LONGEST_FILE = 900
-LONGEST_FUNCTION = 70  # without its signature: that of a verb is its table of options
+LONGEST_FUNCTION = 80
 
 
 def module_name(path):
@@ -105,7 +105,7 @@ def test_files_and_functions_have_a_readable_length():
         assert len(text.splitlines()) <= LONGEST_FILE or "papers" in path.parts, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.body[0].lineno + 1
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
                 assert length <= LONGEST_FUNCTION, f"{path}: {node.name} has {length} lines"
 
 

@@ -6,7 +6,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import threading
 import time
 
@@ -65,13 +64,16 @@ def test_a_store_below_a_file_and_a_check_that_raises_are_diagnoses(tmp_path, mo
     def broken(name):
         raise RuntimeError("unheard of")
 
-    monkeypatch.setattr(shutil, "which", broken)
+    monkeypatch.setattr(shutil, "disk_usage", broken)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     found = by_name(examine(Store(tmp_path / "file" / "store")))
     assert found["store"].ok is False
     assert f"{tmp_path}/file/store" in found["store"].detail
     assert "--store" in found["store"].fix
-    assert found["compiler"].ok is False
-    assert "RuntimeError: unheard of" in found["compiler"].detail
+    assert found["compiler"].ok is None, "it costs speed only"
+    assert found["compiler"].fix.startswith("apt-get install g++")
+    store = by_name(examine(Store(tmp_path)))["store"]
+    assert (store.ok, "RuntimeError: unheard of" in store.detail) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +144,6 @@ def test_devices_are_described(diagnosis, ok, detail, fix):
     assert diagnosis.ok is ok
     assert detail in diagnosis.detail
     assert fix in diagnosis.fix
-
-
-def test_a_missing_compiler_costs_speed_only(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    (diagnosis,) = doctor.check_compiler()
-    assert diagnosis.ok is None
-    assert diagnosis.fix.startswith("apt-get install g++")
 
 
 def test_the_hub_is_reached_refused_silent_or_offline(monkeypatch):
@@ -256,23 +251,3 @@ def test_an_unfinished_tokenization_is_kept(left_behind):
     assert "shards" not in diagnosis.fix
     with Leases(store.leases).take("shards-4567"):
         assert "; 1 unfinished" in doctor.check_attempts(store)[0].detail
-
-
-def test_an_attempt_that_vanishes_during_the_check_is_ignored(left_behind, monkeypatch):
-    store = left_behind("dead-aaaa", "gone-bbbb")
-    real = os.stat
-
-    def vanishing(path, *rest, **named):
-        if "gone-bbbb" in str(path):
-            raise FileNotFoundError(path)
-        return real(path, *rest, **named)
-
-    monkeypatch.setattr(os, "stat", vanishing)
-    (diagnosis,) = doctor.check_attempts(store)
-    assert "dead-aaaa" in diagnosis.fix
-    assert "gone-bbbb" not in diagnosis.fix
-
-
-def test_the_module_imports_no_torch():
-    code = "import sys, biphase.doctor; sys.exit(any(m in sys.modules for m in ('torch', 'transformers', 'pyarrow')))"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

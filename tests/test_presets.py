@@ -9,6 +9,7 @@ from biphase.specs import BPE, CLM, Corpus, Pretrain, Stage
 
 # Blocks and final norm, as counted in the reference implementation's released shapes.
 EXACT = {"210m": 113_265_408, "610m": 460_123_776, "1b": 966_230_208, "2b": 1_812_089_088}
+WITH_EMBEDDING = {"210m": 211_766_016, "610m": 607_874_688, "1b": 1_187_856_576}  # as published
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -17,12 +18,8 @@ def test_large_sizes_are_exact(name):
     assert size.block_parameters == EXACT[name]
     assert not size.tied
     assert size.precision == "bf16"
-
-
-@pytest.mark.parametrize("name", ["210m", "610m", "1b"])
-def test_without_the_head_they_have_the_published_parameters(name):
-    published = {"210m": 211_766_016, "610m": 607_874_688, "1b": 1_187_856_576}
-    assert SIZES[name].block_parameters + LLAMA3.vocab * SIZES[name].hidden == published[name]
+    if name in WITH_EMBEDDING:
+        assert size.block_parameters + LLAMA3.vocab * size.hidden == WITH_EMBEDDING[name]
 
 
 @pytest.mark.parametrize("name", [name for name in SIZES if name not in EXACT])
@@ -33,11 +30,6 @@ def test_small_sizes_are_named_by_their_blocks_and_keep_the_proportions(name):
     assert size.kv_heads == size.heads
     assert size.ffn == 4 * size.hidden
     assert size.precision == ("bf16" if name == "60m" else "fp32")
-
-
-@pytest.mark.parametrize("table", [SIZES, CORPORA])
-def test_every_preset_is_filed_under_its_own_name(table):
-    assert all(name == one.name for name, one in table.items())
 
 
 @pytest.mark.parametrize(
@@ -57,10 +49,6 @@ def test_an_unknown_name_is_refused_with_the_nearest(table, typed, meant):
     assert table[meant] == dict(table)[meant]
 
 
-def test_devices_have_a_peak():
-    assert all(peak > 1e9 for peak in DEVICES.values())
-
-
 def named(corpus):
     return Pretrain("run", SIZES["610m"], corpus, (Stage(CLM(), 9_000),))
 
@@ -69,11 +57,7 @@ def test_a_corpus_is_found_by_its_name_or_is_itself():
     mine = Corpus("mine", "./texts", BPE(1_000))
     assert corpus_of(named("fineweb-edu")) is CORPORA["fineweb-edu"]
     assert corpus_of(named(mine)) is mine
-
-
-def test_an_unknown_corpus_is_refused_with_the_nearest():
     with pytest.raises(
-        SpecError, match="'run': there is no corpus 'fineweb'; did you mean 'fineweb-edu'"
-    ) as refused:
+        SpecError, match=r"'run'.*'fineweb'; did you mean 'fineweb-edu'.*corpus=Corpus\('mine'"
+    ):
         corpus_of(named("fineweb"))
-    assert "corpus=Corpus('mine'" in str(refused.value)

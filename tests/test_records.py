@@ -36,7 +36,7 @@ class Ship:
         ({"speed": True}, ["Ship.speed", "a number", "True"]),
         ({"speed": float("inf")}, ["Ship.speed", "inf"]),
         ({"rig": "junk"}, ["Ship.rig", "'square' or 'gaff'", "'junk'"]),
-        ({"ports": "oslo"}, ["Ship.ports", "tuple", "'oslo'"]),
+        ({"ports": 3}, ["Ship.ports", "tuple", "3"]),
         ({"ports": (1,)}, ["Ship.ports", "tuple", "(1,)"]),
         ({"place": (1.0,)}, ["Ship.place", "2 values", "(1.0,)"]),
         ({"load": "full"}, ["Ship.load", "whole number", "None", "'full'"]),
@@ -60,26 +60,13 @@ def test_a_wrong_number_of_fields_is_refused(values):
 
 
 def test_equal_values_make_equal_records():
-    one = Ship("argo", 3.0, 7, ports=["oslo"], place=[1, 2])
-    two = Ship("argo", 3, 7.0, ports=("oslo",), place=(1.0, 2.0))
+    one = Ship("argo", 3.0, 7, ports="oslo", place=[1, 2])
+    two = Ship("argo", 3, 7.0, ports=["oslo"], place=(1.0, 2.0))
     assert one == two
     assert hash(one) == hash(two)
-    assert type(one.masts) is int
-    assert type(one.speed) is float
-
-
-def test_a_union_of_int_and_float_keeps_the_type():
-    assert type(Ship("a", load=5).load) is int
-    assert type(Ship("a", load=0.5).load) is float
-    assert Ship("a", load=None).load is None
-
-
-def test_a_range_becomes_a_tuple():
-    @record
-    class Seeds:
-        seeds: tuple[int, ...]
-
-    assert Seeds(range(3)).seeds == (0, 1, 2)
+    assert (type(one.masts), type(one.speed)) == (int, float)
+    assert [type(Ship("a", load=load).load) for load in (5, 0.5, None)] == [int, float, type(None)]
+    assert Ship("a", place=range(2)).place == (0.0, 1.0)
 
 
 def test_records_are_frozen():

@@ -9,30 +9,11 @@ from biphase import specs
 from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
 from biphase.presets import SIZES
-from biphase.specs import (
-    BPE,
-    CLM,
-    MLM,
-    MNTP,
-    WSD,
-    AdamW,
-    Chunks,
-    Classify,
-    Corpus,
-    Cosine,
-    Finetune,
-    Hub,
-    Linear,
-    LoRA,
-    Phase,
-    Pretrain,
-    Pretrained,
-    Rows,
-    Size,
-    Stage,
-    Tag,
-    Task,
-)
+from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear
+from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
+from biphase.specs.study import Finetune
+from biphase.specs.tasks import Classify, Tag, Task
+from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
 
 SHORT = {"corpus": "builtin", "batch_tokens": 128, "packing": Rows(64), "schedule": WSD(warmup=1, decay=2)}
 
@@ -56,7 +37,6 @@ def task(form=TWO, source="./data", **fields):
 # An expression, and facts that its message must contain, separated by spaces.
 REFUSED = {
     "size(layers=0)": "Size.layers 1 0",
-    "size(ffn=-1)": "Size.ffn 1",
     "size(hidden=65)": "(65) hidden=128",
     "size(hidden=66)": "even head",
     "size(heads=4, kv_heads=3)": "kv_heads (3) (4)",
@@ -66,11 +46,9 @@ REFUSED = {
     "Hub('./m', gguf='model.safetensors')": "'model.Q4_1.gguf'",
     "Hub('./m', windows='half')": "'symmetric' 'full'",
     "Stage(MLM(0.4), 5, rope_base=0.5)": "Stage.rope_base 1 0.5",
-    "Stage(MLM(0.4), 5, rope_base=-1.0)": "Stage.rope_base",
     "AdamW(layer_decay=0.0)": "layer_decay (0 1]",
     "AdamW(layer_decay=1.1)": "layer_decay (0 1]",
     "LoRA(rank=0)": "LoRA.rank 1",
-    "LoRA(alpha=0)": "LoRA.alpha 1",
     "run(adapter=LoRA())": "LoRA",
     "Pretrain('on', run(start=Hub('./m'), adapter=LoRA()), stages=(Stage(CLM(), 5),), adapter=LoRA(rank=2))": "'run' adapter",
     "run(freeze='head')": "'nothing' 'embeddings'",
@@ -82,9 +60,8 @@ REFUSED = {
     "Corpus('c', 'hf://a/b/*', BPE(300))": "pin hf://owner/name@revision/glob",
     "Corpus('c', 'hf://a/b@1', BPE(300))": "hf://owner/name@revision/glob",
     "Chunks(20)": "Chunks.length (20) (12)",
-    "Chunks(20, 0)": "Chunks.length",
     "Rows(1)": "Rows.length 2 1",
-    "MLM(40.0)": "0 1 40 0.4",
+    "MLM(40.0)": "0 1 40 mean 0.4",
     "MLM(0.0)": "MLM 0 1",
     "MNTP(400.0)": "MNTP 0 1 400",
     "MLM('40%')": "MLM.ratio '40%'",
@@ -92,7 +69,6 @@ REFUSED = {
     "Cosine(0.4, 0.2, 0)": "Cosine.steps 1",
     "Cosine(0, 0.2, 5)": "Cosine",
     "MLM(0.4, (0.8, 0.1, 0.2))": "MLM.replace",
-    "MNTP(0.4, (1.2, -0.2, 0))": "MNTP.replace",
     "MLM(0.4, (0.9, 0.1))": "MLM.replace 3",
     "Stage(CLM(), 0)": "Stage.steps 1 0",
     "Stage(CLM, 5)": "Stage.objective CLM MNTP MLM",
@@ -101,9 +77,7 @@ REFUSED = {
     "WSD(decay=-1)": "WSD.decay",
     "AdamW((0.9, 1.0))": "AdamW.betas [0 1)",
     "AdamW(eps=0)": "AdamW.eps",
-    "AdamW(clip=0)": "AdamW.eps",
     "run('a/b')": "'a/b' slashes",
-    "run('')": "'' name",
     "run(corpus=None)": "'run' corpus corpus='fineweb-edu'",
     "run(start='610m')": "Pretrain.start '610m'",
     "run(schedule=5e-4)": "Pretrain.schedule WSD 0.0005",
@@ -111,10 +85,10 @@ REFUSED = {
     "run(schedule=WSD())": "(2,000)",
     "run(batch_tokens=100)": "64 batch_tokens=128",
     "run(batch_tokens=0)": "batch_tokens=64",
-    "run(keep=(11,))": "keep=11 (10)",
-    "run(keep=(10,))": "keep=10",
-    "run(keep=(0,))": "keep=0",
-    "run(keep=(5, 5))": "keep=(5, twice",
+    "run(keep=(11,))": "keep=(11,) (10)",
+    "run(keep=(10,))": "keep=(10,)",
+    "run(keep=(0,))": "keep=(0,)",
+    "run(keep=(5, 5))": "keep=(5, different",
     "run(heldout_tokens=8)": "heldout_tokens 64",
     "run(seed=-1)": "[0 2³¹) -1",
     "run(seed=2**31)": "seed 2³¹",
@@ -125,10 +99,8 @@ REFUSED = {
     "run(start=Hub('./m'), schedule=WSD(decay=2))": "warmup=0.05",
     "run('b', run('a', stages=()))": "'a'",
     "run('b', run('a'), seed=1)": "'a' seed data='restart'",
-    "run('b', run('a'), packing=Rows(32))": "packing data='restart'",
     "run('b', run('a'), corpus='fineweb-edu')": "corpus data='restart'",
     "run(stages=CLM())": "Pretrain.stages CLM()",
-    "run(stages=(CLM(), MLM(0.4)))": "Pretrain.stages",
     "run(stages=1000)": "Pretrain.stages 1000",
     "task('NER')": "Task.form 'NER'",
     "Task('t', TWO)": "'source'",
@@ -140,17 +112,14 @@ REFUSED = {
     "task(splits=Splits(train=''))": "'t' trained_on='…'",
     "task(Retrieve(), splits=Splits(train=''))": "'t'",
     "task(source='hf://a/b@main/x')": "'main'",
-    "task(Retrieve(), splits=Splits(test='hf://a/b@master/test*'))": "'master'",
     "task().pin('123')": "'t' './data'",
     "Splits(test='')": "Splits.test",
     "Splits(cut=0)": "Splits.cut 0 1",
     "Splits(cut=5)": "Splits.cut 5 0 1",
     "Splits(cut_from='dev')": "Splits.cut_from 'train' 'test' 'dev'",
     "Splits(rows=(1, -1, 0))": "Splits.rows (1 -1 0)",
-    "Splits(rows=(1, 1))": "Splits.rows 3",
     "Classify('text', ('a', 'b'))": "Classify.text 'text' e.g. '{sentence}'",
     "Classify('{}', ('a', 'b'))": "'{}'",
-    "Classify('{0}', ('a', 'b'))": "'{0}'",
     "Classify('{text:>5}', ('a', 'b'))": "'{text:>5}'",
     "Classify('{text!r}', ('a', 'b'))": "'{text!r}'",
     "Classify('{text', ('a', 'b'))": "'{text' {column}",
@@ -164,9 +133,7 @@ REFUSED = {
     "Retrieve(query='query')": "Retrieve.query 'query'",
     "Retrieve(document='{}')": "Retrieve.document '{}'",
     "Retrieve(relevant=0)": "Retrieve.relevant 1 0",
-    "Retrieve(pair=('query',))": "Retrieve.pair 2",
     "Finetune(())": "Finetune.tasks",
-    "Finetune(TASKS[:1] * 2)": "Finetune.tasks",
     "Finetune((task(), task(source='./other')))": "Finetune.tasks",
     "Finetune(TASKS, lrs=(1e-5, 1e-5))": "Finetune.lrs",
     "Finetune(TASKS, lrs=(0,))": "Finetune.lrs 0 1",
@@ -176,9 +143,6 @@ REFUSED = {
     "Finetune(TASKS, seeds=(2**31,))": "Finetune.seeds",
     "Finetune(TASKS, length=-1)": "Finetune.length",
     "Finetune(TASKS, warmup=1.0)": "warmup",
-    "Finetune(TASKS, warmup=100)": "warmup",
-    "Finetune(TASKS, precision='fp16')": "'pure-bf16' 'bf16' 'fp32' 'fp16'",
-    "Finetune(TASKS, documents='some')": "'judged' 'all' 'some'",
     "Finetune(LENT[1])": "'nq' 'msmarco' Finetune.tasks known",
     "Finetune((LENT[0], replace(LENT[1], trained_on='msmarko')))": "'msmarco'",
     "Finetune((CATALOG['squad'], task(trained_on='squad')))": "'t' 'squad' SC",
@@ -186,12 +150,9 @@ REFUSED = {
     "Finetune(task(trained_on='t'))": "trained",
     "Finetune((CATALOG['sst2'], task(trained_on='sst2')))": "'t' 'sst2'",
     "Finetune((Task('l', replace(TWO, labels=('good', 'bad')), 'x'), task(trained_on='l')))": "'t' 'l'",
-    "Finetune(TASKS, seeds=(1, 1))": "Finetune.seeds",
-    "Finetune(TASKS, lrs=())": "Finetune.lrs",
     "Finetune(TASKS, protocol='mine')": "'paper' 'standard' 'mine'",
     "Study('s', ())": "'s'",
     "Study('a/b', (run(),))": "'a/b'",
-    "Study('', (run(),))": "Study",
     "Study('s', (run(), run(seed=1)))": "'run'",
     "Study('s', (run(keep=(5,)), run('run-5', seed=1)))": "'run-5'",
     "Study('s', ('run',))": "Study.runs",
@@ -205,13 +166,6 @@ def test_an_invalid_record_is_refused_in_one_line_that_names_the_field(expressio
     message = str(refused.value)
     assert "\n" not in message
     assert all(fact in message for fact in REFUSED[expression].split()), message
-
-
-def test_a_ratio_in_percent_gets_a_hint_and_a_larger_one_does_not():
-    for ratio, hint in ((40.0, True), (400.0, False)):
-        with pytest.raises(SpecError) as refused:
-            MLM(ratio)
-        assert ("did you mean" in str(refused.value)) == hint
 
 
 # ---------------------------------------------------------------- runs
@@ -253,12 +207,9 @@ def test_a_run_inherits_from_the_run_it_continues():
     assert (first.adapter, first.freeze) == (None, "nothing")
 
 
-def test_a_run_may_have_one_stage_or_none():
+def test_a_run_may_have_one_stage_or_none_and_results_on_the_way():
     assert run(stages=Stage(CLM(), 9)).stages == (Stage(CLM(), 9),)
     assert Pretrain("as-is", Hub("./m"), "builtin").steps == 0
-
-
-def test_results_are_the_kept_steps_and_the_end():
     assert run(keep=(3, 7)).results == {"run-3": 3, "run-7": 7, "run": 10}
 
 
@@ -273,9 +224,7 @@ def test_the_learning_rate_at_the_corners_of_a_run():
     paper = run(steps=42_000, schedule=WSD())
     assert paper.learning_rate(0) == paper.learning_rate(41_999) == pytest.approx(5e-4 / 2_000)
     assert {paper.learning_rate(step) for step in (1_999, 39_999, 40_000)} == {5e-4}
-    on = Pretrain(
-        "on", start=paper, stages=(Stage(MLM(0.4), 2_000),)
-    )  # it starts at the peak, and is all decay
+    on = Pretrain("on", start=paper, stages=Stage(MLM(0.4), 2_000))  # from the peak on, all decay
     assert [on.learning_rate(step) for step in (0, 1_000)] == pytest.approx([5e-4, 2.5e-4])
     constant = run(steps=100, schedule=WSD(0.1, 0, 0))
     assert {constant.learning_rate(step) for step in (0, 50, 99)} == {0.1}
@@ -357,15 +306,10 @@ def test_ratio_schedules_at_their_corners(ratio, step, value):
 # ---------------------------------------------------------------- models, corpora, tasks
 
 
-@pytest.mark.parametrize(
-    ("source", "local"), [("./m", True), ("/m", True), ("~/m", True), ("gpt2", False), ("org/m", False)]
-)
-def test_a_path_is_told_from_a_hub_name(source, local):
-    assert Hub(source, revision="1").local is local
-    assert Pretrained(source, revision="1").local is local
-
-
-def test_a_tokenizer_file_is_local_and_a_pinned_hub_corpus_is_not():
+def test_a_path_is_told_from_a_hub_name():
+    for source, local in (("./m", True), ("/m", True), ("~/m", True), ("gpt2", False), ("org/m", False)):
+        assert Hub(source, revision="1").local is local
+        assert Pretrained(source, revision="1").local is local
     assert Pretrained("tokenizer.json").local
     assert Corpus("c", "hf://a/b@1/x/*.parquet", BPE(300)).hub
     assert not Corpus("c", "./c.txt", BPE(300)).hub
@@ -388,10 +332,6 @@ def test_the_protocol_says_precision_and_documents_unless_they_are_said():
     assert (mixed.precision, mixed.documents) == ("fp32", "judged")
 
 
-def test_one_task_need_not_be_a_tuple():
-    assert Finetune(task()).tasks == (task(),)
-
-
 def test_a_task_is_pinned_and_moved_without_changing_anything_else():
     hub = Task("t", TWO, "hf://owner/name@1/some/folder")
     assert hub.pin("2").source == "hf://owner/name@2/some/folder"
@@ -411,7 +351,7 @@ def test_a_task_is_pinned_and_moved_without_changing_anything_else():
 def test_tasks_that_borrow_a_model_train_none():
     grid = Finetune(TASKS)
     assert (grid.finetunings, grid.scores) == (10 * 30, 12 * 30)
-    assert Finetune(TASKS, seeds=range(2)).seeds == (0, 1)
+    assert Finetune(task(), seeds=range(2)).finetunings == 6 * 2, "one task need not be a tuple"
 
 
 def test_a_hub_model_needs_no_commit_and_says_where_it_is():

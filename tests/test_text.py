@@ -53,13 +53,6 @@ def test_the_nearest_name_or_all_names_are_suggested():
     assert errors.nearest("x", known) == "known: builtin, fineweb-edu"
 
 
-@pytest.mark.parametrize(
-    "kind", ["SpecError", "DataError", "StoreError", "ModelError", "TrainingError", "ClusterError"]
-)
-def test_every_error_is_a_biphase_error(kind):
-    assert issubclass(getattr(errors, kind), errors.BiphaseError)
-
-
 # ---------------------------------------------------------------- version
 
 

@@ -36,27 +36,26 @@ _EIGHTEEN = (
     "B-PRODUCT", "I-TIME", "B-EVENT", "I-EVENT", "I-FAC", "B-LANGUAGE", "I-PRODUCT", "I-ORDINAL", "I-LANGUAGE",
 )  # fmt: skip
 
-_ON_VALIDATION = Splits(
-    test="validation*"
-)  # 5% of train chooses the rate; the public validation part is reported
+# 5% of train chooses the rate; the public validation part is reported.
+_ON_VALIDATION = Splits(test="validation*")
 _OFFICIAL = Splits(validation="validation*")
+
+
+def _glue(name: str, text: str, labels: tuple[str, ...], splits: Splits = _ON_VALIDATION) -> Task:
+    return Task(name, Classify(text, labels), f"{_GLUE}/{name}", splits)
+
 
 _TITLED = Retrieve(document="Document: {title}. {text}", queries="queries/*", corpus="corpus/*")
 
 TASKS = (
-    Task("sst2", Classify("{sentence}", ("negative", "positive")), f"{_GLUE}/sst2", _ON_VALIDATION),
-    Task(
+    _glue("sst2", "{sentence}", ("negative", "positive")),
+    _glue(
         "mnli",
-        Classify("Premise: {premise}\nHypothesis: {hypothesis}", ("entailment", "neutral", "contradiction")),
-        f"{_GLUE}/mnli",
+        "Premise: {premise}\nHypothesis: {hypothesis}",
+        ("entailment", "neutral", "contradiction"),
         Splits(test="validation_matched*"),
     ),
-    Task(
-        "qqp",
-        Classify("Question 1: {question1}\nQuestion 2: {question2}", ("not_duplicate", "duplicate")),
-        f"{_GLUE}/qqp",
-        _ON_VALIDATION,
-    ),
+    _glue("qqp", "Question 1: {question1}\nQuestion 2: {question2}", ("not_duplicate", "duplicate")),
     Task(
         "conll2003",
         Tag(_FOUR, words="tokens|words", tags="ner_tags|ner|tags"),
@@ -107,13 +106,8 @@ TASKS = (
 )
 
 MORE_TASKS = (
-    Task(
-        "rte",
-        Classify("Premise: {sentence1}\nHypothesis: {sentence2}", ("entailment", "not_entailment")),
-        f"{_GLUE}/rte",
-        _ON_VALIDATION,
-    ),
-    Task("cola", Classify("{sentence}", ("unacceptable", "acceptable")), f"{_GLUE}/cola", _ON_VALIDATION),
+    _glue("rte", "Premise: {sentence1}\nHypothesis: {sentence2}", ("entailment", "not_entailment")),
+    _glue("cola", "{sentence}", ("unacceptable", "acceptable")),
     Task(
         "ag_news",
         Classify("{text}", ("World", "Sports", "Business", "Sci/Tech")),

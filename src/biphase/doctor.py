@@ -137,7 +137,6 @@ def check_compiler() -> list[Diagnosis]:
 # ---------------------------------------------------------------- checks
 
 
-GB = 1e9
 HUB_SECONDS = 2.0
 LEFT_BEHIND_SECONDS = 3600.0  # an attempt not written to for this long, whose job has no lease, is abandoned
 MARKS = {True: "✓", None: "!", False: "✗"}
@@ -154,16 +153,14 @@ def examine(store: Store) -> list[Diagnosis]:
         "store": lambda: check_store(store),
         "attempts": lambda: check_attempts(store),
     }
-    return [diagnosis for name, check in checks.items() for diagnosis in _guarded(name, check)]
-
-
-def _guarded(name: str, check: Callable[[], list[Diagnosis]]) -> list[Diagnosis]:
-    """Run a check; an exception becomes a diagnosis, so the other checks still run."""
-    try:
-        return check()
-    except Exception as error:
-        fix = "python3 run doctor in a fresh clone makes a fresh environment"
-        return [Diagnosis(name, False, f"cannot be examined: {one_line(error)}", fix)]
+    diagnoses = []
+    for name, check in checks.items():
+        try:
+            diagnoses += check()
+        except Exception as error:  # the other checks still run
+            fix = "python3 run doctor in a fresh clone makes a fresh environment"
+            diagnoses.append(Diagnosis(name, False, f"cannot be examined: {one_line(error)}", fix))
+    return diagnoses
 
 
 def render(rows: list[Diagnosis]) -> str:
@@ -279,8 +276,10 @@ def check_store(store: Store) -> list[Diagnosis]:
     if problem:
         return [Diagnosis("store", False, f"{root}: {problem}", elsewhere)]
     state = "is writable, renames are atomic" if existing == root else "does not exist yet and can be made"
-    space = _disk_space(shutil.disk_usage(existing).free, elsewhere)
-    return [Diagnosis("store", True, f"{root} {state}"), space]
+    free = shutil.disk_usage(existing).free / 1e9
+    enough = False if free < 0.5 else None if free < 10 else True
+    disk = Diagnosis("disk", enough, f"{free:.1f} GB free", elsewhere)
+    return [Diagnosis("store", True, f"{root} {state}"), disk]
 
 
 def _test_operations(folder: Path) -> str:
@@ -296,11 +295,6 @@ def _test_operations(folder: Path) -> str:
     (folder / "one").rename(folder / "three")
     contents = [(folder / name / "file").read_text() for name in ("three", "two")]
     return "" if contents == ["one", "two"] else "files change under a rename there"
-
-
-def _disk_space(free: float, elsewhere: str) -> Diagnosis:
-    ok = False if free < 0.5 * GB else None if free < 10 * GB else True
-    return Diagnosis("disk", ok, f"{free / GB:.1f} GB free", elsewhere)
 
 
 def check_attempts(store: Store, *, old_seconds: float = LEFT_BEHIND_SECONDS) -> list[Diagnosis]:

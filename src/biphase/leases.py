@@ -246,11 +246,7 @@ class Leases:
     """Takes, lists and steals the leases of one folder, on behalf of one process."""
 
     def __init__(self, folder: Path, *, beat_seconds: float = 5.0, stale_seconds: float = 60.0) -> None:
-        if not 0 < 2 * beat_seconds <= stale_seconds:
-            raise StoreError(
-                f"leases: stale_seconds ({stale_seconds}) must be at least twice beat_seconds ({beat_seconds})"
-            )
-        self.folder = Path(folder)
+        self.folder = folder
         self.beat_seconds = beat_seconds
         self.stale_seconds = stale_seconds
         self._swept = False

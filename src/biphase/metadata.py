@@ -13,7 +13,6 @@ torch.
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 import sys
@@ -32,7 +31,7 @@ CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl"
 VALUES = "values.safetensors"
 PREDICTIONS = "predictions.safetensors"  # absent from trials of earlier versions
 PARTS = ("validation", "test")
-_FAMILIES = {family.form.__name__: family for family in FAMILIES.values()}
+_FAMILIES = {family.__name__: family for family in FAMILIES.values()}
 ROUNDING = 1e-6  # tolerance for scores outside their range
 # The exceptions that untrusted JSON can cause when it is read as ours.
 WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
@@ -40,48 +39,32 @@ WRONG = (BiphaseError, KeyError, TypeError, ValueError, AttributeError, Overflow
 # ---------------------------------------------------------------- the schema
 
 
-def number(value: Any) -> bool:
-    """Return whether a value is a finite number that fits a float."""
-    return type(value) in (int, float) and abs(value) <= sys.float_info.max
+Check = Callable[[Any], bool]
+# A shape is a check of a value, or an object with a shape for each field: a name that ends in ? is optional, and *
+# stands for every field. Fields beyond the shape are allowed.
+Shape = Mapping[str, "Shape | Check"] | Check
 
 
-def amount(value: Any) -> bool:
-    return number(value) and value >= 0
+def _whole(least: int) -> Check:
+    return lambda value: type(value) is int and least <= value < 2**63
 
 
-def whole(value: Any) -> bool:
-    return type(value) is int and abs(value) < 2**63
+def _finite(least: float) -> Check:
+    return lambda value: type(value) in (int, float) and least <= value <= sys.float_info.max
 
 
-def count(value: Any) -> bool:
-    return whole(value) and value >= 0
-
-
-def positive(value: Any) -> bool:
-    return count(value) and value > 0
+def _or_none(check: Check) -> Check:
+    return lambda value: value is None or check(value)
 
 
 def text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _or_none(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: value is None or check(value)
-
-
-def _each(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a check for a JSON object all of whose values pass `check`."""
-    return lambda value: isinstance(value, dict) and all(check(item) for item in value.values())
-
-
-def _object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-# A field name that ends in ? is optional.
-Shape = Mapping[str, "Shape | Callable[[Any], bool]"]
+whole, count, positive = _whole(1 - 2**63), _whole(0), _whole(1)
+number, amount = _finite(-sys.float_info.max), _finite(0)
 _CARD: Shape = {
-    "corpus": _object,
+    "corpus": {},
     "fingerprint": is_key,
     "tokenizer_fingerprint": is_key,
     **dict.fromkeys(("vocab", "eos_id", "mask_id", "train_tokens", "heldout_tokens"), count),
@@ -90,7 +73,7 @@ _CARD: Shape = {
 }
 _CHECKPOINT: Shape = {
     "key": is_key,
-    "run": _object,
+    "run": {},
     "origin_step": count,
     "epochs": amount,
     "progress": {
@@ -100,7 +83,7 @@ _CHECKPOINT: Shape = {
         **dict.fromkeys(("flops?", "joules?"), _or_none(number)),
         "world?": positive,
         "shard?": text,
-        "machine?": _each(text),
+        "machine?": {"*": text},
     },
 }
 _LINE: Shape = {
@@ -109,54 +92,51 @@ _LINE: Shape = {
     "objective?": text,
     "tokens?": count,
     "seconds?": amount,
-    "heldout?": _each(number),
+    "heldout?": {"*": number},
 }
-_BASELINE: Shape = {"what": text, **dict.fromkeys(PARTS, number)}
 _TRIAL: Shape = {
     "key": is_key,
     "model": is_key,
     "task": {"name": text, "form": {"kind": text}},
-    "trained_on": _or_none(_object),
+    "trained_on": _or_none(lambda value: isinstance(value, dict)),
     "finetune": {"protocol": text},
     "lr": number,
     "seed": whole,
     "metric": text,
-    "scores": dict.fromkeys(PARTS, _each(number)),
+    "scores": {part: {"*": number} for part in PARTS},
     "examples": dict.fromkeys(PARTS, positive),
-    "seconds": _each(amount),
-    "machine": _each(text),
+    "seconds": {"*": amount},
+    "machine": {"*": text},
     "training?": is_key,
     "steps?": count,
-    "baselines?": _each(_each(lambda value: _fits(value, _BASELINE))),
-    "constant?": lambda value: _each(text)(value) and set(value) <= set(PARTS),
+    "baselines?": {"*": {"*": {"what": text, **dict.fromkeys(PARTS, number)}}},
+    "constant?": lambda value: (
+        isinstance(value, dict) and set(value) <= set(PARTS) and all(map(text, value.values()))
+    ),
 }
 
 
-def _fit(value: Any, shape: Shape | Callable[[Any], bool], where: str) -> None:
+def _fit(value: Any, shape: Shape, where: str = "it") -> Any:
+    """Return `value` if it has the shape, else raise StoreError with the path of the wrong field."""
     if callable(shape):
         if not shape(value):
             raise StoreError(f"{where} is {str(value)[:40]!r}")
-        return
+        return value
     if not isinstance(value, dict):
-        raise StoreError(f"{where or 'it'} is no object")
+        raise StoreError(f"{where} is no object")
     for name, inner in shape.items():
         field = name.removesuffix("?")
-        if field in value:
-            _fit(value[field], inner, f"{where}.{field}" if where else field)
-        elif field == name:
-            raise StoreError(f"{where}.{field} is missing" if where else f"{field} is missing")
-
-
-def _fits(value: Any, shape: Shape) -> bool:
-    with contextlib.suppress(StoreError):
-        _fit(value, shape, "")
-        return True
-    return False
+        for each in value if field == "*" else (field,):
+            if each in value:
+                _fit(value[each], inner, f"{where}.{each[:40]}".removeprefix("it."))
+            elif field == name:
+                raise StoreError(f"{where}.{field} is missing".removeprefix("it."))
+    return value
 
 
 def check_card(card: Any, key: str) -> dict[str, Any]:
     """Check the card of a tokenized corpus, and that `key` is the key of what it describes."""
-    _fit(card, _CARD, "")
+    _fit(card, _CARD)
     corpus = decode(card["corpus"])
     fingerprints = card["fingerprint"], card["tokenizer_fingerprint"]
     if not isinstance(corpus, Corpus) or data_key(corpus, *fingerprints) != key:
@@ -165,20 +145,19 @@ def check_card(card: Any, key: str) -> dict[str, Any]:
 
 
 def check_checkpoint(checkpoint: Any, key: str) -> dict[str, Any]:
-    _fit(checkpoint, _CHECKPOINT, "")
+    _fit(checkpoint, _CHECKPOINT)
     if checkpoint["key"] != key or checkpoint["run"].get("kind") != Pretrain.__name__:
         raise StoreError(f"it is not of the checkpoint {key}")
     return checkpoint
 
 
 def check_line(line: Any) -> dict[str, Any]:
-    _fit(line, _LINE, "")
-    return line
+    return _fit(line, _LINE)
 
 
 def check_trial(trial: Any, key: str) -> dict[str, Any]:
     """Check a trial: its metrics must be those of its task family, and every score must lie in its range."""
-    _fit(trial, _TRIAL, "")
+    _fit(trial, _TRIAL)
     if trial["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
     family = _FAMILIES.get(trial["task"]["form"]["kind"])
@@ -214,28 +193,25 @@ def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
     """
     import numpy as np
 
-    def need(condition: Any, why: str) -> None:
-        if not condition:
-            raise StoreError(f"{file}: {name!r} {why}")
-
     for name, array in check_arrays(file, content):
         part, _, metric = name.partition("/")
-        examples = about["examples"][part]
+        examples, score = about["examples"][part], about["scores"][part].get(metric)
         shape = [examples, 3] if metric == COUNTS else [examples]
-        need(list(array["shape"]) == shape, f"is {array['shape']} and should be {shape}")
+        low, high = (0.0, np.inf) if metric == COUNTS else RANGES.get(metric, (0.0, 1.0))
         values = np.frombuffer(array["data"], NUMBERS[array["dtype"]]).astype(np.float64)
-        need(np.isfinite(values).all(), "has numbers that are not finite")
-        score = about["scores"][part].get(metric)
-        if metric == COUNTS:
-            need((values >= 0).all(), "has counts below 0")
-        elif score is not None:
-            low, high = RANGES.get(metric, (0.0, 1.0))
-            need(
-                ((values >= low - ROUNDING) & (values <= high + ROUNDING)).all(),
-                f"goes beyond {low:g} to {high:g}",
-            )
+        wrong = ""
+        if list(array["shape"]) != shape:
+            wrong = f"is {array['shape']} and should be {shape}"
+        elif not np.isfinite(values).all():
+            wrong = "has numbers that are not finite"
+        elif metric == COUNTS or score is not None:
             mean = values.mean()
-            need(abs(mean - score) <= MEAN, f"is {mean:.4f} on average, and the score is {score}")
+            if values.min() < low - ROUNDING or values.max() > high + ROUNDING:
+                wrong = f"goes beyond {low:g} to {high:g}"
+            elif metric != COUNTS and abs(mean - score) > MEAN:
+                wrong = f"is {mean:.4f} on average, and the score is {score}"
+        if wrong:
+            raise StoreError(f"{file}: {name!r} {wrong}")
 
 
 def check_arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
@@ -273,11 +249,11 @@ def read_lines(folder: Path, holding: bytes = b"") -> list[dict[str, Any]]:
 
     The filter saves parsing a long training curve for a few lines.
     """
-    return _read(
-        folder,
-        LINES,
-        lambda content: [check_line(json.loads(line)) for line in io.BytesIO(content) if holding in line],
-    )
+
+    def parse(content: bytes) -> list[dict[str, Any]]:
+        return [check_line(json.loads(line)) for line in io.BytesIO(content) if holding in line]
+
+    return _read(folder, LINES, parse)
 
 
 def _read(folder: Path, name: str, parse: Callable[[bytes], Any]) -> Any:

@@ -2,8 +2,8 @@
 
 `@record` makes a frozen dataclass that
 - rejects an unknown field and suggests the nearest known one (a misspelt field must not silently use a default);
-- checks every value against its annotation, converting 1 to 1.0 and a list or range to a tuple where needed;
-- calls the class's `settle` (fills in derived fields) before this check and `check` (validates) after it, if defined.
+- checks every value against its annotation, converting 1 to 1.0 and a list, a range or one item to a tuple;
+- calls the class's `settle` (fills in derived fields, which are None until then) and `check` (validates), if defined.
 
 `encode` turns a record into JSON values, `decode` reads them back, and `content_key` hashes them. Records with equal
 field values have equal JSON and equal keys, regardless of how they were written.
@@ -30,6 +30,7 @@ KEY_PATTERN = rf"[0-9a-f]{{{KEY_LENGTH}}}"
 _KEY = re.compile(KEY_PATTERN)
 
 _KINDS: dict[str, type] = {}
+_PLAIN = {int: "a whole number", float: "a number", str: "a text", bool: "True or False", type(None): "None"}
 T = TypeVar("T")
 
 
@@ -67,25 +68,21 @@ def record(cls: type[T]) -> type[T]:
 
 
 def _check(value: Any) -> None:
-    settle = getattr(value, "settle", None)
-    if settle:  # fill in derived fields before they are checked
-        try:
-            settle()
-        except (TypeError, AttributeError):  # a field has the wrong type: report it
-            _fit_fields(value, {f.name for f in fields(value) if getattr(value, f.name) is not None})
-            raise
-    _fit_fields(value, set(_hints(type(value))))
-    check = getattr(value, "check", None)
-    if check:
-        check()
+    if hasattr(value, "settle"):
+        _fit_fields(value, given_only=True)
+        value.settle()
+    _fit_fields(value)
+    if hasattr(value, "check"):
+        value.check()
 
 
-def _fit_fields(instance: Any, names: set[str]) -> None:
+def _fit_fields(instance: Any, *, given_only: bool = False) -> None:
     for name, kind in _hints(type(instance)).items():
         value = getattr(instance, name)
+        if given_only and value is None:
+            continue
         try:
-            if name in names:
-                object.__setattr__(instance, name, _fit(value, kind))
+            object.__setattr__(instance, name, _fit(value, kind))
         except ValueError:
             raise SpecError(
                 f"{type(instance).__name__}.{name} must be {_describe(kind)}, not {value!r}{_example(kind)}"
@@ -112,28 +109,22 @@ def _fit(value: Any, kind: Any) -> Any:
                 continue
         raise ValueError
     if origin is Literal:
-        if value in get_args(kind):
-            return value
-        raise ValueError
+        if value not in get_args(kind):
+            raise ValueError
+        return value
     if origin is tuple:
-        if not isinstance(value, (tuple, list, range)):
-            raise ValueError
+        items = value if isinstance(value, (tuple, list, range)) else (value,)
         inner = get_args(kind)
-        if inner[-1] is not Ellipsis and len(inner) != len(value):
-            raise ValueError
-        kinds = inner if inner[-1] is not Ellipsis else (inner[0],) * len(value)
-        return tuple(_fit(item, inner_kind) for item, inner_kind in zip(value, kinds, strict=True))
-    if kind is float and isinstance(value, (int, float)) and not isinstance(value, bool):
-        if not math.isfinite(value):
-            raise ValueError
-        return float(value)
+        kinds = (inner[0],) * len(items) if inner[-1] is Ellipsis else inner
+        return tuple(_fit(item, inner_kind) for item, inner_kind in zip(items, kinds, strict=True))
     if kind is int and isinstance(value, float) and value.is_integer():
         return int(value)
-    if kind is int and isinstance(value, bool):
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    unfit = isinstance(value, bool) if kind is int else isinstance(value, float) and not math.isfinite(value)
+    if unfit or not isinstance(value, kind):
         raise ValueError
-    if isinstance(value, kind):
-        return value
-    raise ValueError
+    return value
 
 
 def _describe(kind: Any) -> str:
@@ -146,14 +137,7 @@ def _describe(kind: Any) -> str:
     if origin is tuple:
         inner = get_args(kind)
         return f"a tuple of {_describe(inner[0])}" if inner[-1] is Ellipsis else f"{len(inner)} values"
-    plain = {
-        int: "a whole number",
-        float: "a number",
-        str: "a text",
-        bool: "True or False",
-        type(None): "None",
-    }
-    return plain.get(kind, getattr(kind, "__name__", str(kind)))
+    return _PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
 
 
 def _example(kind: Any) -> str:

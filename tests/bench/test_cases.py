@@ -38,20 +38,14 @@ def scale(kind="cuda", **options):
 # ---------------------------------------------------------------- cases
 
 
-def test_default_cases_of_a_gpu_and_a_cpu():
+def test_options_replace_the_defaults_of_the_device():
     gpu, cpu = pretrain("cuda", rows=24), pretrain("cpu", rows=24)
     assert (gpu.size, gpu.vocab, gpu.length, gpu.rows, gpu.steps) == ("210m", 128_256, 2_048, 24, 20)
     assert (gpu.objective, gpu.ratio, gpu.packing) == ("mlm", 0.4, "chunks")
-    assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
     assert (cpu.size, cpu.vocab, cpu.length) == ("8m", 2_048, 128)
-    assert cpu.steps < gpu.steps
-
-
-def test_options_replace_defaults():
-    case = pretrain(vocab=49_153, length=512)
-    assert (case.vocab, case.length, case.tokens) == (49_153, 512, 8 * 512)
-    case = pretrain("cpu", rows=3, micro_batches=4)
-    assert case.tokens == 4 * case.rows * case.length
+    assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
+    case = pretrain(vocab=49_153, length=512, micro_batches=4)
+    assert (case.vocab, case.length, case.tokens) == (49_153, 512, 4 * 8 * 512)
     assert "4 micro-batches" in case.title
     assert pretrain(deterministic=True).title.endswith(", deterministic")
 
@@ -104,33 +98,19 @@ def test_scale_of_one_size():
 @pytest.mark.parametrize(
     ("options", "facts"),
     [
-        ({"vocab": 3}, ["--vocab", "64 to 1,048,576"]),
-        ({"length": -1}, ["--length", "-1"]),
-        ({"deterministic": True, "against": ("trainer",)}, ["--deterministic", "leave out --against"]),
-        ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
-        ({"workload": "pretrian"}, ["'pretrian'", "'pretrain'"]),
-        ({"size": "211m"}, ["--size", "'210m'"]),
-        ({"objective": "mntp"}, ["--objective", "'mntp'"]),
-        ({"packing": "row"}, ["--packing", "'rows'"]),
-        ({"precision": "fp16"}, ["--precision", "'fp16'"]),
-        ({"against": ("optimus",)}, ["--against", "'optimus'"]),
+        ({"size": "211m"}, ["size", "'210m'"]),
+        ({"against": ("optimus",)}, ["--against", "optimus", "trainer-compiled"]),
         ({"against": ("none", "trainer")}, ["--against none"]),
-        ({"ratio": 1.0}, ["--ratio 0.4"]),
-        ({"ratio": 0.0}, ["--ratio 0.4"]),
-        ({"rows": -1}, ["--rows", "negative"]),
-        ({"steps": -1}, ["--steps", "negative"]),
-        ({"micro_batches": -1}, ["--micro-batches", "negative"]),
-        ({"workload": "scale", "micro_batches": 2}, ["type bench pretrain --micro-batches 2"]),
+        ({"deterministic": True, "against": ("trainer",)}, ["--deterministic", "leave out --against"]),
         ({"save": True}, ["type bench scale --save"]),
         ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
         ({"workload": "finetune", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
         ({"workload": "all", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
+        ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
+        ({"workload": "scale", "micro_batches": 2}, ["type bench pretrain --micro-batches 2"]),
         ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
-        ({"workload": "finetune", "objective": "mlm"}, ["type bench pretrain --objective mlm"]),
-        ({"workload": "retrieval", "rows": 4}, ["--rows", "bench retrieval"]),
-        ({"workload": "retrieval", "profile": True}, ["type bench pretrain --profile"]),
+        ({"workload": "retrieval", "profile": True}, ["bench retrieval", "type bench pretrain --profile"]),
         ({"workload": "retrieval", "ratio": 0.4}, ["--ratio", "bench retrieval"]),
-        ({"workload": "scale", "packing": "rows"}, ["--packing", "bench scale"]),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_in_one_line(options, facts):
@@ -166,12 +146,6 @@ def test_a_failed_side_has_no_ratio_and_its_reason_is_shown():
     text = Report("H200", "h200", "2026-01-01", {}, "biphase bench", [case]).describe()
     assert "failed" in text
     assert "Trainer, 210m: out of memory" in text
-
-
-def test_unknown_token_counts_are_left_out():
-    facts = Timing(2.0, 2.0, float("nan")).facts()
-    assert facts["seconds"] == 2.0
-    assert not {"tokens", "tokens_per_second"} & facts.keys()
 
 
 # ---------------------------------------------------------------- saved devices
@@ -245,18 +219,13 @@ def test_failed_cases_are_not_saved(tmp_path):
 @pytest.mark.parametrize(
     ("full", "short"),
     [
-        ("NVIDIA H200", "h200"),
         ("NVIDIA H100 80GB HBM3", "h100"),
         ("NVIDIA A100-SXM4-80GB", "a100"),
         ("NVIDIA GeForce RTX 4090", "rtx4090"),
-        ("NVIDIA L40S", "l40s"),
         ("AMD Instinct MI250X", "mi250x-gcd"),
-        ("NVIDIA GeForce RTX 3060 Ti", "rtx-3060-ti"),
         ("NVIDIA H200 NVL", "h200"),
-        ("NVIDIA RTX A1000 Laptop GPU", "rtx-a1000-laptop-gpu"),
         ("NVIDIA GH200 480GB", "gh200-480gb"),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", "rtx-4090-laptop-gpu"),
-        ("NVIDIA GeForce RTX 4090 D", "rtx-4090-d"),
         ("NVIDIA A100-SXM4-40GB MIG 1g.5gb", "a100-sxm4-40gb-mig-1g-5gb"),
     ],
 )

@@ -127,8 +127,8 @@ def test_the_loss_of_another_process_is_recognized(error_file):
 def test_the_end_of_each_process_is_recorded(error_file, monkeypatch):
     for rank, code in (("0", 0), ("1", 1), ("2", None)):
         monkeypatch.setenv("RANK", rank)
-        launch.note_beginning()
+        launch.note("begun")
         if code is not None:
-            launch.note_ending(code)
+            launch.note("ended", str(code))
     assert launch.endings(error_file) == {0: 0, 1: 1, 2: None}
     assert launch.endings(error_file.with_name("other")) == {}

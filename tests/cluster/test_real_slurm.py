@@ -87,7 +87,6 @@ def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slur
     assert "checkpoints are kept" in verb(place, "stop")  # those that run and the one that waits
     assert slurm.jobs("PENDING,RUNNING") == []
     assert "no worker of fleet runs" in verb(place, "stop")
-    assert not (place / "store/studies/fleet/stop.json").exists()
     assert sum("is left: requeued" in log for log in logs(place)) == 1
     assert done(store) != (JOBS, TRAININGS)
     held.release()
@@ -95,24 +94,6 @@ def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slur
     wait_until(lambda: not slurm.jobs(), 120, "all jobs have ended")
     is_whole(place, calm)
     assert "nothing to submit" in submit(place)
-
-
-@pytest.mark.campaign
-def test_a_requeued_job_resumes(slurm, place, calm):
-    (place / "slurm.toml").write_text(PROFILE.format(jobs=1, time="10m", warning="10s"))
-    submit(place)
-    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
-    typed("scancel", "--batch", "--signal=USR1", slurm.jobs("RUNNING")[0])
-    wait_until(lambda: not slurm.jobs(), 180, "the job has ended", poll=1)
-    (log,) = logs(place)
-    assert log.count("is left: requeued") == 1
-    is_whole(place, calm)
-
-
-def test_a_submission_that_slurm_refuses_is_not_kept(slurm, place):
-    (place / "slurm.toml").write_text('partition = "nowhere"\n')
-    biphase("run", place / "fleet.py", "--store", place / "store", "--slurm", place / "slurm.toml", code=2)
-    assert not list((place / "store/studies/fleet/slurm").glob("*.sh"))
 
 
 @pytest.mark.campaign

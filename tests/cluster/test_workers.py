@@ -26,25 +26,19 @@ def registry(store, monkeypatch):
     return WorkerRegistry(store, "study")
 
 
-def test_a_worker_registers_and_leaves(store, registry):
-    one, two = WorkerHeartbeat(store, "study"), WorkerHeartbeat(store, "study")
-    assert set(registry.workers()) == {one.worker, two.worker}
-    one.leave()
-    assert set(registry.workers()) == {two.worker}
-    two.leave()
-    assert not registry.workers()
-
-
 def test_a_request_is_for_the_workers_it_names_only(store, registry):
     old = WorkerHeartbeat(store, "study")
     registry.ask(StopRequest(frozenset(registry.workers()), frozenset(["s1"])))
     late = WorkerHeartbeat(store, "study")
+    assert set(registry.workers()) == {old.worker, late.worker}
     assert old.asked()
     assert not late.asked()
-    registry.withdraw()
-    assert old.asked(), "what was asked once stays asked"
+    registry.ask(StopRequest(frozenset([late.worker])))
+    assert not late.asked(), "it looked a moment ago"
+    assert late.asked(now=True)
     for one in (old, late):
         one.leave()
+    assert not registry.workers()
 
 
 def test_a_job_that_starts_later_obeys_a_request_for_its_submission(store, registry, monkeypatch):
@@ -57,15 +51,6 @@ def test_a_job_that_starts_later_obeys_a_request_for_its_submission(store, regis
     assert not other.asked()
     for one in (job, other):
         one.leave()
-
-
-def test_the_request_is_read_once_a_second(store, registry, monkeypatch):
-    one = WorkerHeartbeat(store, "study")
-    assert not one.asked()
-    registry.ask(StopRequest(frozenset([one.worker])))
-    assert not one.asked(), "it looked a moment ago"
-    assert one.asked(now=True)
-    one.leave()
 
 
 def test_an_unreadable_request_stops_nobody(store, registry):
@@ -142,13 +127,12 @@ def stop(store, wait: float = 20.0, *, now: bool = False):
     return WorkerStopper(store, "study", now=now, say=printed.append).stop(wait), printed
 
 
-def test_stop_ends_workers_and_removes_its_request(store, registry, sleeper):
+def test_stop_ends_workers(store, registry, sleeper):
     children = [sleeper("plain"), sleeper("request")]
     ended, printed = stop(store)
     assert (ended.asked, ended.left, ended.problem) == (2, (), "")
     assert "2 workers" in printed[0]
     assert [child.wait(5) for child in children] == [0, 0]
-    assert not (registry.folder / "stop.json").exists()
     assert stop(store)[0].asked == 0
 
 
@@ -212,7 +196,7 @@ def cluster(store, registry, monkeypatch, tmp_path):
     programs = tmp_path / "programs"
     programs.mkdir()
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setattr(workers, "SLURM_EVERY", 0.1)
+    monkeypatch.setattr(workers, "SLURM_SECONDS", 0.1)
 
     def says(*states: str) -> None:
         queue = programs / "queue"
@@ -233,33 +217,10 @@ def test_a_completing_job_is_asked_too(store, registry, cluster):
     ended, _ = stop(store)
     assert (ended.asked, ended.left) == (1, ())
     assert "--state=PENDING 12_0" in cancelled.read_text()
-    assert not (registry.folder / "stop.json").exists()
     says("COMPLETING")
     ended, _ = stop(store, 0.5)
     assert ended.left == ("Slurm job 12_0 (completing)",)
     assert registry.request().submissions == {"s1"}, "if it starts again, it shall stop"
-
-
-def test_an_old_request_is_removed_if_no_named_worker_is_present(store, registry, sleeper):
-    registry.ask(StopRequest(frozenset(["here.gone"])))
-    sleeper("plain")
-    assert stop(store)[0].left == ()
-    assert not (registry.folder / "stop.json").exists()
-
-
-def test_a_request_stays_for_workers_that_another_stop_named(store, registry, sleeper, monkeypatch):
-    sleeper("plain")
-    late: list[WorkerHeartbeat] = []
-
-    def another(text: str) -> None:
-        if not late:
-            late.append(WorkerHeartbeat(store, "study"))
-            registry.ask(registry.request() | StopRequest(frozenset([late[0].worker])))
-
-    ended = WorkerStopper(store, "study", now=False, say=another).stop(20)
-    assert ended.left == ()
-    assert late[0].worker in registry.request().workers
-    late[0].leave()
 
 
 # ---------------------------------------------------------------- nobody else is ended

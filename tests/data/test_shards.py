@@ -1,7 +1,6 @@
 """Token files: rows across file ends, writing that survives a kill, and refusals of damaged folders."""
 
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -38,23 +37,9 @@ def test_rows_are_slices_of_the_whole_wherever_files_end(tmp_path, shard_tokens,
         tokens.rows(rows, length), ids[: 1000 // length * length].reshape(-1, length)[rows]
     )
     assert tokens.rows(rows, length).dtype == U2
-
-
-def test_rows_beyond_the_end_are_refused(tmp_path):
-    tokens = Tokens(written(tmp_path, np.arange(100), 64), U2)
-    assert tokens.rows(np.array([], np.int64), 8).shape == (0, 8)
-    for wrong in (-1, 12):
-        with pytest.raises(IndexError, match="from 0 to 11"):
-            tokens.rows(np.array([wrong]), 8)
-
-
-def test_threads_read_the_same_rows(tmp_path):
-    ids = np.arange(50_000).astype(U2)
-    tokens = Tokens(written(tmp_path, ids, 4099), U2)
-    wanted = [np.random.default_rng(seed).integers(0, 50_000 // 64, 200) for seed in range(32)]
-    with ThreadPoolExecutor(4) as pool:
-        for rows, found in zip(wanted, pool.map(lambda rows: tokens.rows(rows, 64), wanted), strict=True):
-            np.testing.assert_array_equal(found, ids[: 50_000 // 64 * 64].reshape(-1, 64)[rows])
+    for wrong in (-1, 1000 // length):
+        with pytest.raises(IndexError, match=f"from 0 to {1000 // length - 1}"):
+            tokens.rows(np.array([wrong]), length)
 
 
 def test_counts_and_entropy_are_those_of_the_tokens(tmp_path):
@@ -64,10 +49,7 @@ def test_counts_and_entropy_are_those_of_the_tokens(tmp_path):
     empty = Tokens([], U2)
     assert len(empty) == empty.counts(5).sum() == 0
     assert empty.rows(np.array([], int), 4).shape == (0, 4)
-
-
-def test_ids_take_two_bytes_if_the_vocabulary_allows():
-    assert (dtype_for(65_536).itemsize, dtype_for(65_537).itemsize) == (2, 4)
+    assert (dtype_for(65_536).itemsize, dtype_for(65_537).itemsize) == (2, 4)  # bytes per id
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9])
@@ -119,17 +101,9 @@ def published(tmp_path, **changes):
     (build / "heldout-00000.bin").touch()
     corpus, content, tokenizer = Corpus("mine", "./text", BPE(300)), "a" * 32, "b" * 32
     card = {
-        "corpus": encode(corpus),
-        "fingerprint": content,
-        "tokenizer_fingerprint": tokenizer,
-        "unigram_entropy": 1.5,
-        "vocab": 100,
-        "eos_id": 0,
-        "mask_id": 1,
-        "special_ids": [0, 1],
-        "train_tokens": 100,
-        "heldout_tokens": 0,
-    }
+        "corpus": encode(corpus), "fingerprint": content, "tokenizer_fingerprint": tokenizer, "unigram_entropy": 1.5,
+        "vocab": 100, "eos_id": 0, "mask_id": 1, "special_ids": [0, 1], "train_tokens": 100, "heldout_tokens": 0,
+    }  # fmt: skip
     write_json(build / "card.json", card | changes)
     folder = tmp_path / data_key(corpus, content, tokenizer)
     publish(build, folder)
@@ -146,6 +120,9 @@ def test_shards_under_the_key_of_another_corpus_are_refused(tmp_path, shards):
 
 
 def test_damaged_and_unfinished_shards_are_refused(tmp_path):
+    (tmp_path / "other").mkdir()
+    with pytest.raises(StoreError, match="card"):
+        Shards.open(published(tmp_path / "other", train_tokens=99))
     with pytest.raises(DataError, match="biphase tokenize"):
         Shards.open(tmp_path)
     folder = published(tmp_path)
@@ -160,11 +137,6 @@ def test_damaged_and_unfinished_shards_are_refused(tmp_path):
     path.write_bytes(b"\0" * 126)
     with pytest.raises(StoreError, match=path.name):
         Shards.open(folder)
-
-
-def test_shards_that_disagree_with_their_card_are_refused(tmp_path):
-    with pytest.raises(StoreError, match="card"):
-        Shards.open(published(tmp_path, train_tokens=99))
 
 
 def test_tokens_are_hashed_once_and_again_when_they_have_changed(shards, tmp_path, monkeypatch):

@@ -21,12 +21,11 @@ from pyarrow import parquet
 from biphase import progress
 from biphase.data import corpus as corpus_module
 from biphase.data import tokenize as tokenize_module
-from biphase.data.corpus import blocks, resolve, shards_key, text_hash
+from biphase.data.corpus import blocks, resolve, shards_key, text_hash, write_link
 from biphase.data.shards import Shards
 from biphase.data.tokenize import BlockEncoder, Helpers, TakenOver, tokenize
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError
-from biphase.presets import CORPORA
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store
 
@@ -52,10 +51,15 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
+def whole(corpus, tmp_path, small_blocks):
+    """The content of the corpus's shards, tokenized without interruption."""
+    return content(shards_of(corpus, tmp_path / "whole", shard_tokens=10_000))
+
+
+@pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks, with a report after each."""
-    for module in (corpus_module, tokenize_module):
-        monkeypatch.setattr(module, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 20_000)
     monkeypatch.setattr(tokenize_module, "REPORT_SECONDS", 0.0)
 
 
@@ -120,13 +124,21 @@ def test_every_document_is_in_one_split_in_order_and_ends_with_the_end_token(cor
     assert any("MB/s" in line for line in messages)
 
 
-def test_a_second_time_nothing_is_done(corpus, tmp_path):
+def test_published_shards_are_found_again_without_their_text_and_leave_no_attempts(corpus, tmp_path):
+    store = Store(tmp_path / "store")
+    for name in ("", "-0000", "-ffff"):  # several workers died at it
+        (store.attempts / f"shards-{shards_key(corpus, store)}{name}").mkdir(parents=True)
     first = shards_of(corpus, tmp_path / "store")
+    assert first.folder.name == shards_key(corpus, store)
     (tmp_path / "corpus" / "0.jsonl.zst").touch()
     messages = []
     assert shards_of(corpus, tmp_path / "store", messages).folder == first.folder
     assert messages == []
-    assert first.folder.name == shards_key(corpus, Store(tmp_path / "store"))
+    (tmp_path / "corpus").rename(tmp_path / "away")
+    assert shards_of(corpus, tmp_path / "store").folder == first.folder
+    with pytest.raises(DataError, match="not there"):
+        shards_of(replace(corpus, tokens=10), tmp_path / "store")
+    assert not list(store.attempts.iterdir())
 
 
 def test_any_number_of_processes_gives_the_same_bytes(corpus, tmp_path, small_blocks):
@@ -141,8 +153,7 @@ def test_any_number_of_processes_gives_the_same_bytes(corpus, tmp_path, small_bl
 
 
 @pytest.mark.parametrize("moment", [1, 9, 20, 32])
-def test_an_interrupted_attempt_is_resumed_and_ends_in_the_same_bytes(corpus, tmp_path, small_blocks, moment):
-    whole = content(shards_of(corpus, tmp_path / "whole", shard_tokens=10_000))
+def test_an_interrupted_attempt_is_resumed_and_ends_in_the_same_bytes(corpus, tmp_path, whole, moment):
     with pytest.raises(Killed):
         shards_of(
             corpus, tmp_path / "store", report=at_report(moment, kill), shard_tokens=10_000, processes=1
@@ -161,14 +172,13 @@ from biphase.data import corpus, tokenize
 from biphase.store import Store
 from biphase.specs import BPE, Corpus
 if __name__ == "__main__":
-    corpus.BLOCK_BYTES = tokenize.BLOCK_BYTES = 20_000
+    corpus.BLOCK_BYTES = 20_000
     mine = Corpus("mine", sys.argv[1], BPE(400))
     tokenize.tokenize(mine, Store(sys.argv[2]), report=print, processes=2, shard_tokens=10_000)
 """
 
 
-def test_a_sigkill_loses_nothing_and_leaves_no_helpers(corpus, tmp_path, small_blocks):
-    whole = content(shards_of(corpus, tmp_path / "whole", shard_tokens=10_000))
+def test_a_sigkill_loses_nothing_and_leaves_no_helpers(corpus, tmp_path, whole):
     script = tmp_path / "kill_me.py"
     script.write_text(KILL_ME)
     command = [sys.executable, str(script), corpus.source, str(tmp_path / "store")]
@@ -206,8 +216,7 @@ def test_helpers_start_at_once_and_their_death_or_failure_to_load_is_an_error(co
 
 
 @pytest.mark.parametrize("changed", ["shard size", "content"])
-def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, small_blocks, changed):
-    whole = content(shards_of(corpus, tmp_path / "whole", shard_tokens=10_000))
+def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, whole, changed):
     size = 50_000 if changed == "shard size" else 10_000
     with pytest.raises(Killed):
         shards_of(corpus, tmp_path / "store", report=at_report(30, kill), shard_tokens=size)
@@ -217,14 +226,6 @@ def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, sma
     messages = []
     assert content(shards_of(corpus, tmp_path / "store", messages, shard_tokens=10_000)) == whole
     assert any("starting again" in line for line in messages)
-
-
-def test_a_published_corpus_leaves_no_attempts(corpus, tmp_path):
-    store = Store(tmp_path / "store")
-    for name in ("", "-0000", "-ffff"):  # several workers died at it
-        (store.attempts / f"shards-{shards_key(corpus, store)}{name}").mkdir(parents=True)
-    shards_of(corpus, tmp_path / "store")
-    assert not list(store.attempts.iterdir())
 
 
 @pytest.mark.parametrize("minute", [0.0, 60.0])
@@ -243,27 +244,23 @@ def test_progress_shows_speed_and_time_left_once_a_minute(
 # ---------------------------------------------------------------- takeover
 
 
-@pytest.mark.parametrize("moment", [0, 1, 5])
+@pytest.mark.parametrize("moment", [0, 1, 5, "last"])
 def test_a_worker_whose_lease_is_lost_stops_and_publishes_nothing(corpus, tmp_path, small_blocks, moment):
-    calls = []
+    small = Corpus("mine", str(write(tmp_path / "a.jsonl.zst", TEXTS[:20])), BPE(300))
+    calls, reported = [], []
 
     def lost():
         calls.append(1)
-        return len(calls) > moment
+        return bool(reported) if moment == "last" else len(calls) > moment
 
+    # The report that no document is held out is the last one.
+    report = at_report(1, lambda: reported.append(1), of="--heldout")
     with pytest.raises(TakenOver, match="mine"):
-        shards_of(corpus, tmp_path / "store", processes=1, lost=lost)
+        shards_of(
+            small if moment == "last" else corpus, tmp_path / "store", report=report, processes=1, lost=lost
+        )
     assert not list((tmp_path / "store").glob("shards/*"))
-
-
-def test_a_lease_lost_at_the_last_moment_publishes_nothing(tmp_path):
-    small = Corpus("mine", str(write(tmp_path / "a.jsonl.zst", TEXTS[:20])), BPE(300))
-    lost = []
-    with pytest.raises(TakenOver):  # the report that no document is held out is the last one
-        shards_of(small, tmp_path / "store", report=at_report(1, lambda: lost.append(1), of="--heldout"),
-                  lost=lambda: bool(lost))  # fmt: skip
-    assert lost
-    assert not list((tmp_path / "store").glob("shards/*"))
+    assert bool(reported) == (moment == "last")
 
 
 def test_a_worker_that_stalled_before_it_began_leaves_the_attempt_of_the_other(corpus, tmp_path):
@@ -277,11 +274,9 @@ def test_a_worker_that_stalled_before_it_began_leaves_the_attempt_of_the_other(c
 
 @pytest.mark.parametrize("knows", [True, False])
 @pytest.mark.parametrize("moment", [9, 20])
-def test_a_stalled_worker_spoils_nothing_of_the_worker_that_took_over(
-    corpus, tmp_path, small_blocks, moment, knows
-):
+def test_a_stalled_worker_spoils_nothing_of_the_worker_that_took_over(corpus, tmp_path, whole, moment, knows):
     """It stalls after a block, another worker continues from there, and then it comes back to life."""
-    whole, taken = content(shards_of(corpus, tmp_path / "whole", shard_tokens=10_000)), []
+    taken = []
 
     def take_over():
         parts = [
@@ -439,15 +434,6 @@ def test_a_tokenizer_that_changes_meanwhile_is_refused(corpus, tmp_path):
         shards_of(replace(corpus, tokenizer=Pretrained(str(folder))), tmp_path / "store", report=change)
 
 
-def test_a_corpus_whose_files_are_absent_leaves_no_attempt(corpus, tmp_path):
-    shards = shards_of(corpus, tmp_path / "store")
-    (tmp_path / "corpus").rename(tmp_path / "away")
-    assert shards_of(corpus, tmp_path / "store").folder == shards.folder, "published shards stay valid"
-    with pytest.raises(DataError, match="not there"):
-        shards_of(replace(corpus, tokens=10), tmp_path / "store")
-    assert not list((tmp_path / "store" / "attempts").iterdir())
-
-
 def test_a_store_that_cannot_be_written_is_not_taken_for_a_lost_lease(corpus, tmp_path):
     (tmp_path / "store").mkdir()
     (tmp_path / "store" / "attempts").touch()
@@ -463,15 +449,16 @@ def test_a_hub_corpus_is_read_from_a_folder_which_the_store_records(tmp_path):
         parquet.write_table(table, copy / f"{number}.parquet", row_group_size=30)
     hub = Corpus("fineweb", "hf://owner/name@abc/sample/10BT/*.parquet", BPE(300))
     messages = []
-    shards = shards_of(hub, tmp_path / "store", messages, from_folder=tmp_path / "copy")
+    write_link(hub, Store(tmp_path / "store"), tmp_path / "copy")
+    shards = shards_of(hub, tmp_path / "store", messages)
     assert text_of(shards, shards.train) == [text for text in TEXTS[:200] if text not in HELD]
     assert str(tmp_path / "copy") in messages[0]
     assert "hf://owner/name@abc" in messages[0]
     assert shards_of(hub, tmp_path / "store").folder == shards.folder
     with pytest.raises(DataError, match="--from"):
-        shards_of(Corpus("mine", str(copy), BPE(300)), tmp_path / "store", from_folder=tmp_path)
+        write_link(Corpus("mine", str(copy), BPE(300)), Store(tmp_path / "store"), tmp_path)
     with pytest.raises(DataError, match="absent is not"):
-        shards_of(hub, tmp_path / "store", from_folder=tmp_path / "absent")
+        write_link(hub, Store(tmp_path / "store"), tmp_path / "absent")
 
 
 def test_a_tokenizer_that_tiktoken_cannot_replace_makes_shards_too(corpus, tmp_path):
@@ -485,11 +472,3 @@ def test_a_tokenizer_that_tiktoken_cannot_replace_makes_shards_too(corpus, tmp_p
     assert shards.card["made_from"]["encoder"] == "tokenizers"
     np.testing.assert_array_equal(shards.train.span(0, len(base.train)), base.train.span(0, len(base.train)))
     assert any("normalizes" in line for line in messages)
-
-
-def test_the_builtin_corpus_becomes_shards(tmp_path):
-    shards = shards_of(CORPORA["builtin"], tmp_path / "store")
-    assert shards.vocab == 2048
-    assert 1_200_000 < len(shards.train) < 1_800_000
-    assert 50_000 < len(shards.heldout) < 100_000
-    assert shards.card["skipped"] == {}

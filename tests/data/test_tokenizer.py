@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -81,13 +82,10 @@ def test_a_trained_tokenizer_has_its_special_tokens_first():
     assert (special.eos, special.mask, special.pad, special.ids) == (0, 1, 2, (0, 1, 2))
     with pytest.raises(DataError, match="bos=False"):
         trained(bos=True)
-
-
-def test_a_corpus_too_small_for_its_vocabulary_is_reported():
     messages = []
-    tokenizer = train(Corpus("mine", "./x", BPE(5_000)), ["a few words"], messages.append)
-    assert tokenizer.vocab < 300
-    assert f"{tokenizer.vocab} of 5000" in messages[0]
+    small = train(Corpus("mine", "./x", BPE(5_000)), ["a few words"], messages.append)
+    assert small.vocab < 300
+    assert f"{small.vocab} of 5000" in messages[0]
 
 
 def test_training_gives_the_same_bytes_with_any_number_of_threads():
@@ -95,10 +93,8 @@ def test_training_gives_the_same_bytes_with_any_number_of_threads():
     outputs = set()
     for threads, parallel in (("1", "false"), ("4", "true")):
         environment = {**os.environ, "RAYON_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": parallel}
-        command = [sys.executable, "-c", code, os.path.dirname(__file__)]  # noqa: PTH120
-        outputs.add(
-            subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
-        )
+        command = [sys.executable, "-c", code, str(Path(__file__).parent)]
+        outputs.add(subprocess.check_output(command, env=environment))
     assert len(outputs) == 1
 
 
@@ -106,22 +102,16 @@ def test_training_gives_the_same_bytes_with_any_number_of_threads():
     ("special", "config", "expected"),
     [
         (("</s>", "<mask>", "<hide>"), {}, (1, "own", 0, None, 900)),
-        (
-            ("</s>", "<mask>", "<hide>"),
-            {"mask_token": {"content": "<hide>"}, "pad_token": "<mask>", "bos_token": "</s>"},
-            (2, "own", 1, 0, 900),
-        ),
-        (
-            ("<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"),
-            {},
-            (1, "reserved", 0, None, 900),
-        ),
+        (("</s>", "<mask>", "<hide>"), {"mask_token": {"content": "<hide>"}, "pad_token": "<mask>", "bos_token": "</s>"},
+         (2, "own", 1, 0, 900)),
+        (("<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"), {},
+         (1, "reserved", 0, None, 900)),
         (("<|endoftext|>",), {}, (900, "added", 0, None, 901)),
         (("<stop>",), {"eos_token": "<stop>"}, (900, "added", 0, None, 901)),
         (("</s>", "<mask>"), {"eos_token": None, "mask_token": ""}, (1, "own", 0, None, 900)),
         (("</s>", "<mask>"), {"pad_token": "<no>", "bos_token": "<no>"}, (1, "own", 0, None, 900)),
     ],
-)
+)  # fmt: skip
 def test_special_tokens_are_those_of_the_configuration_else_of_well_known_names(
     tmp_path, special, config, expected
 ):
@@ -137,11 +127,7 @@ def test_special_tokens_are_those_of_the_configuration_else_of_well_known_names(
     [
         (("<stop>",), {}, ['{"eos_token"']),
         (("</s>", "<mask>"), {"eos_token": "<nowhere>"}, ["eos_token", "<nowhere>", "tokenizer_config.json"]),
-        (
-            ("</s>", "<mask>"),
-            {"mask_token": "<nowhere>"},
-            ["mask_token", "<nowhere>", "tokenizer_config.json"],
-        ),
+        (("</s>", "<mask>"), {"mask_token": "<nowhere>"}, ["mask_token", "<nowhere>", "_config.json"]),
         (("</s>",), {"eos_token": 7}, ["eos_token", "7"]),
         (("</s>",), {"eos_token": ["</s>"]}, ["eos_token", "['</s>']"]),
         (("</s>",), {"eos_token": {"content": 7}}, ["eos_token", "7"]),
@@ -216,20 +202,14 @@ def test_transformers_loads_what_is_saved(tmp_path):
 
 
 HARD = [
-    "",
-    " ",
-    "\n\n\n",
-    "x" * 5000,
-    " " * 3000 + "1",
-    "1" * 3001,
-    "  12  34\t\t56\n\n78 ",
+    "", " ", "\n\n\n", "x" * 5000, " " * 3000 + "1", "1" * 3001, "  12  34\t\t56\n\n78 ",
     "literal <|endoftext|> and <|mask|> stay text",
     "\x00<|biphase never|>\x00 not even this one",
     "".join(map(chr, range(0x300))),
     "much " + " " * 1_000_000 + "white space",
     "\n" * 1_000_000,
     "recent \U0001fae8 \U0001f6dc and unassigned \U000e0fff \u0378 characters",
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("split", FAST.values(), ids=FAST.keys())
@@ -243,15 +223,10 @@ def test_tiktoken_gives_the_ids_of_tokenizers(tmp_path, split):
         for _ in range(60)
     ]
     assert fast.agrees([*HARD, *noise, *texts(60)])
-
-
-def test_the_name_of_a_special_token_in_text_never_becomes_that_token(tmp_path):
-    tokenizer = opened(tmp_path, byte_bpe(FAST["gpt2"]))
-    text = ["a<|endoftext|>b<|mask|>c"]
-    for tiktoken in (True, False):
-        ids = TextEncoder(tokenizer, tiktoken=tiktoken).encode(text)[0]
-        assert not np.isin(ids, tokenizer.special.ids).any()
-        assert tokenizer.model.decode(ids.tolist(), skip_special_tokens=False) == text[0]
+    text = "a<|endoftext|>b<|mask|>c"
+    ids = fast.encode([text])[0]
+    assert not np.isin(ids, fast.tokenizer.special.ids).any()
+    assert fast.tokenizer.model.decode(ids.tolist(), skip_special_tokens=False) == text
 
 
 def unigram():
@@ -313,7 +288,10 @@ def test_a_text_that_cannot_be_encoded_at_all_is_an_error(tmp_path):
         TextEncoder(opened(tmp_path, model), tiktoken=False).encode(["another"])
 
 
-def test_unknown_bytes_and_unassigned_characters_are_left_to_tokenizers(tmp_path):
+def test_what_tiktoken_can_encode_is_converted_and_single_texts_are_left_to_tokenizers(tmp_path):
+    looked_up = fastest(opened(tmp_path, changed(look_up_whole_words)), [], silent)
+    assert looked_up.name == "tiktoken"
+    assert looked_up.agrees([SAMPLE, "qzxjw zxjw"])
     alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != "Ć"]  # byte 6
     lacking = fastest(opened(tmp_path, byte_bpe(FAST["gpt2"], alphabet=alphabet)), [], silent)
     assert lacking.name == "tiktoken"
@@ -381,12 +359,6 @@ def test_what_tiktoken_cannot_do_is_encoded_by_tokenizers_with_a_message(tmp_pat
     assert encoder.name == "tokenizers"
     assert reason in messages[0]
     assert len(encoder.encode(["some words"])[0])
-
-
-def test_a_vocabulary_that_is_looked_up_before_merging_is_converted(tmp_path):
-    encoder = fastest(opened(tmp_path, changed(look_up_whole_words)), [], silent)
-    assert encoder.name == "tiktoken"
-    assert encoder.agrees([SAMPLE, "qzxjw zxjw"])
 
 
 @pytest.mark.parametrize("pattern", [r"\w+|\s+|[^\w\s]+", None])

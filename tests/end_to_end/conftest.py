@@ -3,23 +3,14 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-SHAPE = {
-    "vocab_size": 320,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
-    "bos_token_id": 0,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-}
+sys.path.insert(0, str(Path(__file__).parents[1]))  # `families.tiny` makes the models
+
 END = "<|end_of_text|>"
 
 
@@ -35,18 +26,15 @@ def tokenizer_json(shards: Path) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def decoder(tokenizer_json, tmp_path_factory: pytest.TempPathFactory):
     """Makes a folder with a decoder: `decoder("Mistral", sliding_window=4)`."""
-    import torch
-    import transformers
+    from families import tiny
     from transformers.utils import logging
 
     logging.disable_progress_bar()
 
     def make(family: str = "Llama", **fields) -> Path:
         folder = tmp_path_factory.mktemp("decoders") / family.lower()
-        config = getattr(transformers, f"{family}Config")(**(SHAPE | fields))
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            getattr(transformers, f"{family}ForCausalLM")(config).save_pretrained(folder)
+        tokens = {"vocab_size": 320, "bos_token_id": 0, "eos_token_id": 0}
+        tiny.with_head(family.lower(), seed=1, **tokens, **fields).save_pretrained(folder)
         (folder / "tokenizer.json").write_text(json.dumps(tokenizer_json))
         named = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": END}
         (folder / "tokenizer_config.json").write_text(json.dumps(named))
@@ -67,17 +55,18 @@ def gguf_folder(llama: Path, tokenizer_json, tmp_path_factory: pytest.TempPathFa
     from safetensors.torch import load_file
 
     folder = tmp_path_factory.mktemp("gguf")
+    shape = json.loads((llama / "config.json").read_text())
     file = gguf.GGUFWriter(str(folder / "tiny.gguf"), "llama")
-    file.add_block_count(SHAPE["num_hidden_layers"])
-    file.add_context_length(SHAPE["max_position_embeddings"])
-    file.add_embedding_length(SHAPE["hidden_size"])
-    file.add_feed_forward_length(SHAPE["intermediate_size"])
-    file.add_head_count(SHAPE["num_attention_heads"])
-    file.add_head_count_kv(SHAPE["num_key_value_heads"])
+    file.add_block_count(shape["num_hidden_layers"])
+    file.add_context_length(shape["max_position_embeddings"])
+    file.add_embedding_length(shape["hidden_size"])
+    file.add_feed_forward_length(shape["intermediate_size"])
+    file.add_head_count(shape["num_attention_heads"])
+    file.add_head_count_kv(shape["num_key_value_heads"])
     file.add_layer_norm_rms_eps(1e-6)
     file.add_rope_freq_base(10_000.0)
-    file.add_rope_dimension_count(SHAPE["hidden_size"] // SHAPE["num_attention_heads"])
-    file.add_vocab_size(SHAPE["vocab_size"])
+    file.add_rope_dimension_count(shape["hidden_size"] // shape["num_attention_heads"])
+    file.add_vocab_size(shape["vocab_size"])
     special = {one["id"] for one in tokenizer_json["added_tokens"]}
     known = {number: word for word, number in tokenizer_json["model"]["vocab"].items()}
     known |= {one["id"]: one["content"] for one in tokenizer_json["added_tokens"]}
@@ -89,7 +78,7 @@ def gguf_folder(llama: Path, tokenizer_json, tmp_path_factory: pytest.TempPathFa
     file.add_bos_token_id(0)
     file.add_eos_token_id(0)
     for name, value in load_file(llama / "model.safetensors").items():
-        file.add_tensor(_gguf_name(name), _turned(name, value).numpy())
+        file.add_tensor(_gguf_name(name), _turned(name, value, shape).numpy())
     file.write_header_to_file()
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
@@ -120,9 +109,9 @@ def _gguf_name(name: str) -> str:
     return name
 
 
-def _turned(name: str, value: Any) -> Any:
+def _turned(name: str, value: Any, shape: dict[str, Any]) -> Any:
     """GGUF holds the two halves of a rotation side by side."""
     if "q_proj" in name or "k_proj" in name:
-        heads = SHAPE["num_attention_heads"] if "q_proj" in name else SHAPE["num_key_value_heads"]
+        heads = shape["num_attention_heads"] if "q_proj" in name else shape["num_key_value_heads"]
         value = value.view(heads, 2, -1, value.shape[-1]).swapaxes(1, 2).reshape(value.shape)
     return value.contiguous()

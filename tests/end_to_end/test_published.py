@@ -55,26 +55,10 @@ def test_a_published_checkpoint_is_evaluated(published, verb, tmp_path):
 
 def test_a_published_checkpoint_is_trained_further(published, verb, corpus, tmp_path):
     store = Store(tmp_path / "store")
-    options = (
-        "--steps",
-        2,
-        "--batch",
-        4,
-        "--length",
-        32,
-        "--heldout-tokens",
-        256,
-        "--quiet",
-        "--store",
-        store.root,
-    )
-    code, out, err = verb(
-        "adapt", published, "--corpus", corpus.source, "--heldout", corpus.heldout, *options
-    )
+    text = ("--corpus", corpus.source, "--heldout", corpus.heldout, "--store", store.root)
+    options = ("--steps", 2, "--batch", 4, "--length", 32, "--heldout-tokens", 256, "--quiet")
+    code, out, err = verb("adapt", published, *text, *options)
     assert code == 0, err
     assert "masked 40%" in out
-    steps = {
-        read_json(path)["progress"]["step"]: path.parent
-        for path in store.checkpoints.glob("*/checkpoint.json")
-    }
-    assert (steps[2] / "model.safetensors").is_file()
+    steps = {read_json(path)["progress"]["step"] for path in store.checkpoints.glob("*/checkpoint.json")}
+    assert 2 in steps

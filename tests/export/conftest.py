@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,50 +12,71 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # `families.build` makes models of many families
 
-from biphase import (
-    CATALOG,
-    CLM,
-    MLM,
-    MNTP,
-    WSD,
-    Chunks,
-    Classify,
-    Finetune,
-    Pretrain,
-    Size,
-    Splits,
-    Stage,
-    Study,
-    Tag,
-    Task,
-)
-from biphase.store import Store
+from biphase import CATALOG, CLM, MLM, MNTP, WSD, Chunks, Finetune, Pretrain, Size, Stage, Study
+from biphase.specs import Answer, Classify, Splits, Tag, Task
+from biphase.store import Store, publish, read_json, write_json
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 SUBJECTS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
 
 
-def texts(count: int, first: int = 0) -> list[dict]:
+def quiet(text):
+    """Print nothing."""
+
+
+def texts(count, first=0):
     return [
         {"text": f"{SUBJECTS[n % 2][n % 3]} sees {SUBJECTS[n % 2][(n + 1) % 3]} {first + n}", "label": n % 2}
         for n in range(count)
     ]
 
 
-def tagged(count: int, first: int = 0) -> list[dict]:
+def tagged(count, first=0):
     rows = []
     for n in range(count):
-        sentence = f"today {SUBJECTS[n % 2][n % 3]} met {('Ann', 'Bob')[n % 2]} at {first + n}".split()
-        tags = ["B-PER" if word in ("Ann", "Bob") else "O" for word in sentence]
-        rows.append({"tokens": sentence, "tags": tags})
+        words = f"today {SUBJECTS[n % 2][n % 3]} met {('Ann', 'Bob')[n % 2]} at {first + n}".split()
+        rows.append({"tokens": words, "tags": ["B-PER" if word in ("Ann", "Bob") else "O" for word in words]})
     return rows
 
 
-def write_parts(folder: Path, rows) -> str:
-    folder.mkdir()
+def seen(count, first=0):
+    rows = []
+    for number in range(first, first + count):
+        name = ("Ann", "Bob", "Eve")[number % 3]
+        context = f"the cat saw {name} by the river {number}"
+        answers = {"text": [name], "answer_start": [context.index(name)]}
+        rows.append({"question": "who was seen?", "context": context, "answers": answers})
+    return rows
+
+
+def make_task(folder, name, form, rows, steps):
+    """A task with 40, 12 and 16 examples in files."""
+    (folder / name).mkdir()
     for part, examples in (("train", rows(40)), ("validation", rows(12, 40)), ("test", rows(16, 60))):
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in examples))
-    return str(folder)
+        (folder / name / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in examples))
+    return Task(name, form, str(folder / name), Splits(validation="validation*"), steps=steps, batch=8)
+
+
+def train(study, store, *, evaluated=None):
+    from biphase.study.plan import identities, make_plan, save_plan
+    from biphase.study.worker import Worker
+    from biphase.training.distributed import Ranks
+    from biphase.training.options import RuntimeOptions
+
+    known = identities(store)
+    plan = make_plan(study, known)
+    save_plan(plan, store)
+    options, alone = RuntimeOptions(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
+    chosen = None if evaluated is None else {plan.results[name] for name in evaluated}
+    worker = Worker(plan, store, known, alone, options, wanted=set(plan.jobs), evaluated=chosen, say=quiet)
+    assert not worker.work().failed
+    return plan
+
+
+@pytest.fixture(scope="session")
+def work():
+    """Trains and fine-tunes a study in this process: `work(study, store)` gives its plan."""
+    return train
 
 
 @dataclass(frozen=True)
@@ -69,41 +91,27 @@ class Trained:
 @pytest.fixture(scope="session")
 def tasks(tmp_path_factory) -> tuple[Task, ...]:
     """One of each family that can be exported, and one that borrows."""
-    folder = tmp_path_factory.mktemp("tasks")
-    ways = {"splits": Splits(validation="validation*"), "steps": 12, "batch": 8}
-    facts = replace(
-        CATALOG["scifact-mini"],
-        name="facts",
-        steps=3,
-        batch=4,
-        splits=replace(CATALOG["scifact-mini"].splits, rows=(16, 6, 8)),
-    )
+    folder, facts = tmp_path_factory.mktemp("tasks"), CATALOG["scifact-mini"]
+    splits = replace(facts.splits, rows=(16, 6, 8))
+    facts = replace(facts, name="facts", steps=3, batch=4, splits=splits)
+    borrowed = replace(splits, train="", rows=(0, 5, 6))
     return (
-        Task(
-            "kinds",
-            Classify("About: {text}", ("a beast", "a place")),
-            write_parts(folder / "kinds", texts),
-            **ways,
-        ),
-        Task("names", Tag(("O", "B-PER", "I-PER")), write_parts(folder / "names", tagged), **ways),
+        make_task(folder, "kinds", Classify("About: {text}", ("a beast", "a place")), texts, 12),
+        make_task(folder, "names", Tag(("O", "B-PER", "I-PER")), tagged, 12),
         facts,
-        replace(
-            facts,
-            name="facts-too",
-            splits=replace(facts.splits, train="", rows=(0, 5, 6)),
-            trained_on="facts",
-        ),
+        replace(facts, name="facts-too", splits=borrowed, trained_on="facts"),
     )
+
+
+@pytest.fixture(scope="session")
+def answering(tmp_path_factory) -> Task:
+    """A task of questions."""
+    return make_task(tmp_path_factory.mktemp("answers"), "seen", Answer(), seen, 3)
 
 
 @pytest.fixture(scope="session")
 def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
     """Three results; the masked one is fine-tuned too."""
-    from biphase.study.plan import identities, make_plan, save_plan
-    from biphase.study.worker import Worker
-    from biphase.training.distributed import Ranks
-    from biphase.training.options import RuntimeOptions
-
     ways = {
         "corpus": corpus,
         "packing": Chunks(32, shortest=4),
@@ -120,20 +128,7 @@ def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
     store = Store(tmp_path_factory.mktemp("trained"))
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
-    known = identities(store)
-    plan = make_plan(study, known)
-    save_plan(plan, store)
-    Worker(
-        plan,
-        store,
-        known,
-        Ranks(0, 1, torch.device("cpu")),
-        RuntimeOptions(quiet=True, loaders=0),
-        wanted=set(plan.jobs),
-        evaluated={plan.results["masked"]},
-        say=lambda text: None,
-    ).work()
-    return Trained(store, study, plan.results)
+    return Trained(store, study, train(study, store, evaluated=["masked"]).results)
 
 
 @pytest.fixture(scope="session")
@@ -146,10 +141,9 @@ def export(trained, tmp_path_factory):
 
     def exported(name: str) -> Path:
         if name not in folders:
-            folder = tmp_path_factory.mktemp("exports") / name
+            folders[name] = tmp_path_factory.mktemp("exports") / name
             checkpoint = find(trained.results[name], trained.store)
-            export_checkpoint(checkpoint, trained.store, folder, onnx=False, say=lambda text: None)
-            folders[name] = folder
+            export_checkpoint(checkpoint, trained.store, folders[name], onnx=False, say=quiet)
         return folders[name]
 
     return exported
@@ -159,6 +153,28 @@ def export(trained, tmp_path_factory):
 def folder(export) -> Path:
     """The exported masked model."""
     return export("masked")
+
+
+@pytest.fixture
+def changeable(trained, tmp_path):
+    """The trained store, with trials that may be changed: `changeable.change(key, edit)`."""
+
+    class Changeable(Store):
+        def change(self, key, edit):
+            folder, moved = self.trials / key, self.root / "moved"
+            about = read_json(folder / "trial.json")
+            edit(about)
+            write_json(folder / "trial.json", about)
+            (folder / "manifest.json").unlink()
+            folder.rename(moved)
+            publish(moved, folder)
+
+    store = Changeable(tmp_path / "store")
+    store.root.mkdir()
+    for kind in ("checkpoints", "shards", "studies"):
+        (store.root / kind).symlink_to(getattr(trained.store, kind))
+    shutil.copytree(trained.store.trials, store.trials)
+    return store
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -178,7 +194,6 @@ def ours(trained, shards):
 
     def load(name: str):
         run = next(run for run in trained.study.runs if run.name == name)
-        model = model_of_checkpoint(run, trained.results[name], trained.store, Shards.open(shards))
-        return model.eval()
+        return model_of_checkpoint(run, trained.results[name], trained.store, Shards.open(shards)).eval()
 
     return load

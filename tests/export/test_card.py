@@ -1,7 +1,5 @@
-"""The model card: read back by huggingface_hub, with recipe, data, losses and scores, and nothing interpreted."""
+"""The model card: read back by huggingface_hub, with recipe, data, card.losses and card.scores, and nothing interpreted."""
 
-import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -9,23 +7,10 @@ from huggingface_hub import ModelCard
 
 from biphase import CLM, MLM, LoRA, Stage
 from biphase.errors import SpecError
-from biphase.export.card import (
-    Base,
-    Card,
-    base_of,
-    describe_start,
-    escaped,
-    grids_of,
-    losses,
-    recipe_lines,
-    scores,
-    titled,
-    trial_for_task,
-    without_folders,
-)
+from biphase.export import card
+from biphase.export.card import Base, Card, escaped, grids_of, recipe_lines
 from biphase.export.folder import find
 from biphase.specs import Hub, Pretrain
-from biphase.store import Store, publish, write_json
 
 
 @pytest.fixture
@@ -35,8 +20,8 @@ def checkpoint(trained):
 
 def read(folder):
     """The card as the hub reads it: its front matter and its text."""
-    card = ModelCard.load(folder / "README.md")
-    return card.data.to_dict(), card.text
+    loaded = ModelCard.load(folder / "README.md")
+    return loaded.data.to_dict(), loaded.text
 
 
 def test_the_card_of_a_checkpoint(folder, trained):
@@ -78,58 +63,50 @@ def test_outside_text_is_escaped(checkpoint):
     assert escaped(evil) == "x --- license: mine \\# &lt;script&gt;\\|\\`\\*\\_\\[a\\](b)"
     base = Base("a/b\nc: d", evil, "mit")
     text = Card(evil, "s", "fill-mask", "transformers", [], [], [], base=base).text()
-    card = ModelCard(text)
-    assert card.data.to_dict() == {
+    loaded = ModelCard(text)
+    assert loaded.data.to_dict() == {
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
         "tags": ["biphase"],
         "license": "mit",
         "base_model": "a/b\nc: d",
     }
-    assert card.text.startswith(f"\n# {escaped(evil)}\n")
+    assert loaded.text.startswith(f"\n# {escaped(evil)}\n")
     assert "<script>" not in text
     run = replace(checkpoint.run, name="a|b<i>")
     assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe_lines(replace(checkpoint, run=run))
 
 
-@pytest.mark.parametrize(
-    ("source", "name"),
-    [
-        ("/some/where/data.jsonl", "data.jsonl"),
-        ("./folder/model", "model"),
-        ("hf://a/b@c/d.parquet", "hf://a/b@c/d.parquet"),
-        ("owner/name", "owner/name"),
-    ],
-)
-def test_sources_are_named_without_folders(source, name):
-    assert without_folders(source) == name
+def test_sources_are_named_without_folders():
+    for source, name in (("/some/where/data.jsonl", "data.jsonl"), ("./folder/model", "model")):
+        assert card.without_folders(source) == name
+    for source in ("hf://a/b@c/d.parquet", "owner/name"):
+        assert card.without_folders(source) == source
 
 
-def test_a_checkpoint_before_the_end(checkpoint):
+def test_the_recipe_of_a_checkpoint_before_the_end_and_of_unusual_runs(checkpoint):
     early = replace(checkpoint, step=6)
-    assert (titled(early), titled(checkpoint)) == ("masked, step 6", "masked")
-    text = "\n".join(recipe_lines(early))
-    assert "steps 5 to 6 | mlm 40%" in text
-    assert "not decayed" in text
-
-
-def test_adapters_frozen_parts_rope_bases_and_windows(checkpoint):
+    assert (card.titled(early), card.titled(checkpoint)) == ("masked, step 6", "masked")
     stages = (Stage(CLM(), 4), Stage(MLM(0.4), 8, rope_base=160_000.0))
-    run = replace(checkpoint.run, stages=stages, freeze="embeddings")
-    object.__setattr__(run, "adapter", LoRA(rank=4))  # which a run from scratch may not have
-    text = "\n".join(recipe_lines(replace(checkpoint, run=run)))
-    for fact in ("LoRA of rank 4, alpha 32", "| frozen | embeddings |", "mlm 40%, rotary base 160,000"):
-        assert fact in text
-    assert describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
+    unusual = replace(checkpoint.run, stages=stages, freeze="embeddings")
+    object.__setattr__(unusual, "adapter", LoRA(rank=4))  # which a run from scratch may not have
+    for saved, facts in (
+        (early, ["steps 5 to 6 | mlm 40%", "not decayed"]),
+        (replace(checkpoint, run=unusual),
+         ["LoRA of rank 4, alpha 32", "| frozen | embeddings |", "mlm 40%, rotary base 160,000"]),
+    ):  # fmt: skip
+        text = "\n".join(recipe_lines(saved))
+        assert all(fact in text for fact in facts)
+    assert card.describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
 
 
 def test_losses_before_and_after():
-    table = losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
+    table = card.losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
     assert table[0] == "| held-out loss, nats a token | before | at step 5 |"
     assert table[2:] == [
         "| causal | 3.0000 | 4.0000 |", "| masked 40% | 9.0000 | 2.0000 |", "| masked, one before 40% |  | 1.0000 |",
     ]  # fmt: skip
-    assert len(losses({})) == len(scores([])) == 1  # a sentence
+    assert len(card.losses({})) == len(card.scores([])) == 1  # a sentence
 
 
 @pytest.mark.parametrize(
@@ -146,36 +123,17 @@ def test_losses_before_and_after():
 def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
     if front is not None:
         (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
-    base = base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
+    base = card.base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
     assert (base.model, base.name, base.licence) == ("", tmp_path.name, licence)
     assert ("under the licence" in base.describe()) == bool(licence)
 
 
-# ---------------------------------------------------------------- scores of a store
-
-
-@pytest.fixture
-def copied(trained, tmp_path):
-    """A store whose trials may be changed."""
-    store = Store(tmp_path / "store")
-    shutil.copytree(trained.store.trials, store.trials)
-    return store
+# ---------------------------------------------------------------- card.scores of a store
 
 
 @pytest.fixture
 def model(trained):
     return trained.results["masked"]
-
-
-def change(store, trial, edit):
-    folder = store.trials / trial.key
-    about = json.loads((folder / "trial.json").read_text())
-    edit(about)
-    write_json(folder / "trial.json", about)
-    (folder / "manifest.json").unlink()
-    moved = store.root / "moved"
-    folder.rename(moved)
-    publish(moved, folder)
 
 
 def kinds(store, model):
@@ -184,44 +142,46 @@ def kinds(store, model):
 
 def refused(*args):
     with pytest.raises(SpecError) as caught:
-        trial_for_task(*args)
+        card.trial_for_task(*args)
     return str(caught.value)
 
 
-def test_the_rate_is_chosen_by_validation_scores_alone(copied, model):
-    for (lr, _), trial in kinds(copied, model).trials.items():
-        change(copied, trial, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr))
-        change(copied, trial, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
-    assert kinds(copied, model).rate == 1e-3
-    chosen = trial_for_task(model, "kinds", copied)
+def test_the_rate_is_chosen_by_validation_scores_alone(changeable, model):
+    for (lr, _), trial in kinds(changeable, model).trials.items():
+        changeable.change(
+            trial.key, lambda about, lr=lr: about["scores"]["validation"].update(accuracy=1 - lr)
+        )
+        changeable.change(trial.key, lambda about, lr=lr: about["scores"]["test"].update(accuracy=lr))
+    assert kinds(changeable, model).rate == 1e-3
+    chosen = card.trial_for_task(model, "kinds", changeable)
     assert (chosen.about["lr"], chosen.about["seed"]) == (1e-3, 0)
 
 
-def test_an_incomplete_grid_and_wrong_names_are_refused(copied, model, trained):
-    copied.discard(copied.trials / kinds(copied, model).trials[1e-2, 1].key)
-    assert kinds(copied, model).test_score() == "incomplete"
-    assert "missing" in refused(model, "kinds", copied)
-    assert "'kinds'" in refused(model, "kind", copied)
-    assert "biphase evaluate" in refused(trained.results["early"], "kinds", copied)
+def test_an_incomplete_grid_and_wrong_names_are_refused(changeable, model, trained):
+    changeable.discard(changeable.trials / kinds(changeable, model).trials[1e-2, 1].key)
+    assert kinds(changeable, model).test_score() == "incomplete"
+    assert "missing" in refused(model, "kinds", changeable)
+    assert "'kinds'" in refused(model, "kind", changeable)
+    assert "biphase evaluate" in refused(trained.results["early"], "kinds", changeable)
 
 
-def test_different_options_are_different_grids(copied, model):
-    for (_, seed), trial in kinds(copied, model).trials.items():
+def test_different_options_are_different_grids(changeable, model):
+    for (_, seed), trial in kinds(changeable, model).trials.items():
         if seed == 1:
-            change(copied, trial, lambda about: about["finetune"].update(length=16))
-    assert "2 ways" in refused(model, "kinds", copied)
+            changeable.change(trial.key, lambda about: about["finetune"].update(length=16))
+    assert "2 ways" in refused(model, "kinds", changeable)
 
 
-def test_causal_trials_are_no_scores_and_absent_fields_have_their_defaults(copied, model):
-    grid = kinds(copied, model)
+def test_causal_trials_are_no_scores_and_absent_fields_have_their_defaults(changeable, model):
+    grid = kinds(changeable, model)
 
     def forget(about):  # as a trial older than these fields
         del about["finetune"]["causal"]
         del about["finetune"]["optimizer"]["layer_decay"]
 
-    change(copied, grid.trials[grid.rate, 1], forget)
-    assert [other.trials.keys() for other in grids_of(model, copied) if other.task == "kinds"] == [
+    changeable.change(grid.trials[grid.rate, 1].key, forget)
+    assert [other.trials.keys() for other in grids_of(model, changeable) if other.task == "kinds"] == [
         grid.trials.keys()
     ]
-    change(copied, grid.trials[grid.rate, 1], lambda about: about["finetune"].update(causal=True))
-    assert len(kinds(copied, model).trials) == len(grid.trials) - 1
+    changeable.change(grid.trials[grid.rate, 1].key, lambda about: about["finetune"].update(causal=True))
+    assert len(kinds(changeable, model).trials) == len(grid.trials) - 1

@@ -11,43 +11,36 @@ import numpy as np
 import pytest
 import torch
 from families import tiny
+from families.checks import check_plain_transformers, check_start
 from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModel,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
     AutoTokenizer,
     pipeline,
 )
 
 from biphase import MLM, WSD, Chunks, Hub, LoRA, Pretrain, Pretrained, Retrieve, Stage, Study
-from biphase.attention import AttentionPattern, pattern_of
+from biphase.attention import AttentionPattern
 from biphase.data.shards import Shards
-from biphase.data.stream import heldout_stream
 from biphase.data.tokenize import tokenize
 from biphase.export.card import data
 from biphase.export.checkpoint import export_checkpoint
 from biphase.export.folder import find
-from biphase.export.writing import Prompts, prompts_of
+from biphase.export.writing import prompts_of
 from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
 from biphase.models.hub import quietly
-from biphase.protocol import HELDOUT_OBJECTIVES
 from biphase.store import Store
-from biphase.study.plan import identities, make_plan, save_plan
-from biphase.study.worker import Worker
+from biphase.study.plan import identities
 from biphase.tasks.encode import encode_texts
-from biphase.training import distributed
-from biphase.training.checkpoint import metrics_of
-from biphase.training.distributed import Ranks
-from biphase.training.options import RuntimeOptions
-from biphase.training.pretrain import heldout_losses, model_of_checkpoint, starting_model
+from biphase.training.pretrain import model_of_checkpoint
 
 TEXTS = [
     "the cat sees the river",
     "a dog",
-    "every student paints its own shadow. the old house likes two birds. 7",
+    "every student paints its own shadow. the old house likes birds. 7",
 ]
 BIDIRECTIONAL = AttentionPattern(causal=False)
 
@@ -67,17 +60,8 @@ def close(theirs, right):
 
 @pytest.mark.parametrize("name", ["masked", "early", "causal"])
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@torch.no_grad()
 def test_auto_model_gives_the_hidden_states_of_the_trained_model(name, attention, export, ours):
-    tokenizer = AutoTokenizer.from_pretrained(export(name))
-    model = AutoModel.from_pretrained(export(name), attn_implementation=attention)
-    trained = ours(name)
-    padded = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).last_hidden_state
-    for row, text in enumerate(TEXTS):
-        ids = tokenizer(text)["input_ids"]
-        right = of_text(trained.hidden, ids)
-        assert close(model(torch.tensor([ids])).last_hidden_state[0], right)
-        assert close(padded[row, : len(ids)], right)
+    check_plain_transformers(ours(name), export(name), attn_implementation=attention)
 
 
 def test_fill_mask_gives_the_answers_of_the_trained_head(folder, ours):
@@ -101,13 +85,11 @@ def test_tied_weights_are_written_once_and_stay_tied(export, ours):
         assert close(model(torch.tensor([ids])).logits[0], of_text(ours("early").logits, ids))
 
 
-@pytest.mark.parametrize("auto", [AutoModelForSequenceClassification, AutoModelForTokenClassification])
 @torch.no_grad()
-def test_task_classes_load_the_trained_trunk(auto, folder, ours):
+def test_task_classes_load_the_trained_trunk(folder, ours):
     with quietly():  # the new head's weights are random, which transformers reports
-        model = auto.from_pretrained(folder, num_labels=3)
+        model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
     ids = [5, 6, 7]
-    assert model(torch.tensor([ids])).logits.shape[-1] == 3
     hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0]
     assert close(hidden, of_text(ours("masked").hidden, ids))
 
@@ -134,23 +116,17 @@ def test_the_files_of_a_folder(folder):
         assert config["vocab_size"] == file.get_slice("model.embed_tokens.weight").get_shape()[0]
 
 
-def test_the_tokenizer_reads_and_truncates_as_fine_tuning_does(folder, trained, shards):
-    spec = replace(trained.study.finetune, length=32)
-    run, key = trained.study.runs[0], trained.results["masked"]
-    encoder = encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec)
-    texts = [*TEXTS, "tabs\tand\nlines, 3.14 é 🙂", "the cat sees the river. " * 20]
-    right = encode_texts(encoder.tokenization, texts)
-    encoded = AutoTokenizer.from_pretrained(folder)(texts, truncation=True)
-    assert set(encoded) == {"input_ids", "attention_mask"}
-    assert encoded["input_ids"] == [right[row].tolist() for row in range(len(texts))]
-    assert len(encoded["input_ids"][-1]) == 32
-
-
 # ---------------------------------------------------------------- biphase again
 
 
-def test_evaluate_reads_the_folder_as_it_reads_the_checkpoint(folder, trained, shards):
-    spec = trained.study.finetune
+def tokenized(corpus, folder, store):
+    """The shards of the corpus, read by the tokenizer in a folder."""
+    corpus = replace(corpus, tokenizer=Pretrained(str(folder)))
+    return Shards.open(tokenize(corpus, store, processes=1, report=lambda text: None))
+
+
+def test_evaluate_and_transformers_read_the_folder_as_the_checkpoint_is_read(folder, trained, shards):
+    spec = replace(trained.study.finetune, length=32)
     run, key = trained.study.runs[0], trained.results["masked"]
     both = (
         encoder_of_checkpoint(run, key, trained.store, Shards.open(shards), spec),
@@ -159,45 +135,23 @@ def test_evaluate_reads_the_folder_as_it_reads_the_checkpoint(folder, trained, s
     (first, second) = (encoder.tokenization for encoder in both)
     for name in ("before", "after", "length"):
         assert getattr(first, name) == getattr(second, name)
-    texts = [*TEXTS, "<|mask|> is text here, as <|end_of_text|> is"]
+    texts = [*TEXTS, "tabs\tand\nlines, 3.14 é 🙂", "the cat sees the river. " * 20]
     ids = encode_texts(first, texts)
-    assert np.array_equal(encode_texts(second, texts).flat, ids.flat)
+    encoded = AutoTokenizer.from_pretrained(folder)(texts, truncation=True)
+    assert set(encoded) == {"input_ids", "attention_mask"}
+    assert encoded["input_ids"] == [ids[row].tolist() for row in range(len(texts))]
+    assert len(encoded["input_ids"][-1]) == 32
     for text in ids:
         hidden = [of_text(encoder.encoder.eval(), text.tolist()) for encoder in both]
         assert torch.equal(*hidden)
+    spelled = ["<|mask|> is text here, as <|end_of_text|> is"]
+    assert np.array_equal(encode_texts(second, spelled).flat, encode_texts(first, spelled).flat)
 
 
-def test_a_run_continues_from_the_folder_without_loss(folder, trained, corpus, shards, tmp_path):
-    first = trained.study.runs[0]
-    corpus = replace(corpus, tokenizer=Pretrained(str(folder)))
-    again = Shards.open(tokenize(corpus, Store(tmp_path), processes=1, report=lambda text: None))
-    old = Shards.open(shards)
+def test_a_run_continues_from_the_folder_without_loss(folder, ours, corpus, shards, tmp_path):
+    old, again = Shards.open(shards), tokenized(corpus, folder, Store(tmp_path))
     assert np.array_equal(again.train.span(0, len(again.train)), old.train.span(0, len(old.train)))
-    run = Pretrain(
-        "on",
-        start=Hub(str(folder)),
-        corpus=corpus,
-        stages=Stage(MLM(0.4), 2),
-        packing=first.packing,
-        batch_tokens=256,
-        schedule=WSD(1e-3, warmup=0, decay=0),
-        precision="fp32",
-    )
-    model = starting_model(run, again, probed=True).eval()
-    alone = Ranks(0, 1, torch.device("cpu"))
-    losses = heldout_losses(
-        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=False)),
-        heldout_stream(again, run.packing),
-        HELDOUT_OBJECTIVES,
-        rows=first.heldout_tokens // first.packing.length,
-        micro_rows=8,
-        ranks=alone,
-        autocast=lambda: distributed.autocast(alone.device, "fp32"),
-        fixed=False,
-    )
-    lines = metrics_of(trained.store, trained.results["masked"])
-    last = [line["heldout"] for line in lines if "heldout" in line][-1]
-    assert losses == pytest.approx({name: last[name] for name in losses}, rel=1e-6)
+    check_start(ours("masked"), folder, again.vocab, again.mask_id)
 
 
 # ---------------------------------------------------------------- adapted decoders
@@ -216,7 +170,7 @@ def decoder(family, shards, folder):
     return folder
 
 
-def adapted(folder, corpus, store, **fields):
+def adapted(folder, corpus, store, work, **fields):
     """A few steps of masked training; the run and the key of its end."""
     run = Pretrain(
         "adapted",
@@ -229,12 +183,7 @@ def adapted(folder, corpus, store, **fields):
         heldout_tokens=512,
         **fields,
     )
-    known = identities(store)
-    plan = make_plan(Study("one", (run,)), known)
-    save_plan(plan, store)
-    options, alone = RuntimeOptions(quiet=True, loaders=0), Ranks(0, 1, torch.device("cpu"))
-    worker = Worker(plan, store, known, alone, options, wanted=set(plan.jobs), say=lambda text: None)
-    assert not worker.work().failed
+    plan = work(Study("one", (run,)), store)
     return plan.study.runs[0], plan.results["adapted"]
 
 
@@ -249,29 +198,20 @@ TWO_BASES = (Stage(MLM(0.4), 2), Stage(MLM(0.4), 2, rope_base=50_000.0))
     ],
 )
 def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
-    family, fields, architecture, shards, corpus, tmp_path
+    family, fields, architecture, shards, corpus, work, tmp_path
 ):
     folder, store = decoder(family, shards, tmp_path / "decoder"), Store(tmp_path / "store")
-    run, key = adapted(folder, corpus, store, **fields)
+    run, key = adapted(folder, corpus, store, work, **fields)
     exported = export_checkpoint(find(key, store), store, tmp_path / "out", onnx=False, say=lambda text: None)
     assert exported.written.architecture == architecture
     read = Shards.open(store.shards / identities(store).data(run))
     assert read.vocab == 321  # a mask token was added
     right = model_of_checkpoint(run, key, store, read).eval()
-    tokenizer = AutoTokenizer.from_pretrained(exported.folder)
-    assert tokenizer.mask_token_id == 320
-    ids = tokenizer("the <|mask|> river")["input_ids"]
-    with torch.no_grad():
-        hidden = AutoModel.from_pretrained(exported.folder)(torch.tensor([ids])).last_hidden_state[0]
-    assert close(hidden, of_text(right.hidden, ids))
-    again = replace(corpus, tokenizer=Pretrained(str(exported.folder)))
-    reread = Shards.open(tokenize(again, store, processes=1, report=lambda text: None))
+    assert AutoTokenizer.from_pretrained(exported.folder).mask_token_id == 320
+    check_plain_transformers(right, exported.folder)
+    reread = tokenized(corpus, exported.folder, store)
     assert np.array_equal(reread.train.span(0, len(reread.train)), read.train.span(0, len(read.train)))
-    start = starting_model(
-        replace(run, start=Hub(str(exported.folder)), adapter=None), reread, probed=True
-    ).eval()
-    for method in ("hidden", "logits"):
-        assert close(of_text(getattr(start, method), ids), of_text(getattr(right, method), ids))
+    check_start(right, exported.folder, 321, 320)
     embedding = SentenceTransformer(str(exported.folder), device="cpu").encode("the river")
     assert embedding.shape == (32,)
     check_card(exported, tmp_path, in_its_own_class=architecture == "GPT2LMHeadModel")
@@ -340,14 +280,9 @@ def test_encode_gives_our_means_with_our_prompts(sentences, embed):
         right = embed([f"{before}{text}" for text in texts])
         assert np.allclose(sentences.encode(texts, prompt_name=name), right, atol=1e-5)
     assert np.allclose(sentences.encode_query(texts), sentences.encode(texts, prompt_name="query"))
+    assert prompts_of(Retrieve(query="{text}", document="Passage, {title}: {text}")) == ("", "Passage, ")
     assert sentences.max_seq_length == 32
     assert sentences.similarity_fn_name == "cosine"
-
-
-def test_prompts_are_the_text_before_the_first_column():
-    assert prompts_of(Retrieve()) == Prompts("Query: ", "Document: ")
-    form = Retrieve(query="{text}", document="Passage, {title}: {text}")
-    assert prompts_of(form) == Prompts("", "Passage, ")
 
 
 def test_mteb_ranks_as_we_do(sentences, embed):
@@ -363,17 +298,10 @@ def test_mteb_ranks_as_we_do(sentences, embed):
 
     class Tiny(AbsTaskRetrieval):
         metadata = TaskMetadata(
-            name="TinyRetrieval",
-            description="Four documents.",
-            dataset={"path": "in/memory", "revision": "0"},
-            type="Retrieval",
-            category="t2t",
-            modalities=["text"],
-            eval_splits=["test"],
-            eval_langs=["eng-Latn"],
-            main_score="ndcg_at_10",
-            **dict.fromkeys(absent),
-        )
+            name="TinyRetrieval", description="Four documents.", dataset={"path": "in/memory", "revision": "0"},
+            type="Retrieval", category="t2t", modalities=["text"], eval_splits=["test"], eval_langs=["eng-Latn"],
+            main_score="ndcg_at_10", **dict.fromkeys(absent),
+        )  # fmt: skip
 
         def load_data(self, **options):
             documents = [{"id": key, "text": text, "title": ""} for key, text in DOCUMENTS.items()]

@@ -1,19 +1,16 @@
 """`biphase export` on the command line: one folder, whole or not at all; lookup by key, and upload."""
 
-import os
 import shutil
-import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent))
-from hub_stand_in import serve
+from huggingface_hub import constants
 
 from biphase.cli import main
 from biphase.errors import SpecError, StoreError
-from biphase.export.folder import SavedTrial, building, find
+from biphase.export.folder import SavedTrial, building, check_push, find, upload
 from biphase.store import Store, publish, read_json, write_json
 
 
@@ -25,13 +22,10 @@ def verb(monkeypatch, capsys, trained):
         command = ["biphase", "export", *map(str, words), "--store", str(store or trained.store.root)]
         monkeypatch.setattr(sys, "argv", command)
         capsys.readouterr()
-        try:
+        with pytest.raises(SystemExit) as ended:
             main()
-            code = 0
-        except SystemExit as ended:
-            code = ended.code or 0
         output = capsys.readouterr()
-        return code, output.out, output.err
+        return ended.value.code or 0, output.out, output.err
 
     return run
 
@@ -42,18 +36,6 @@ def key(trained):
 
 
 # ---------------------------------------------------------------- target
-
-
-@pytest.mark.parametrize("exists", [False, True])
-def test_a_checkpoint_is_exported_to_a_new_or_empty_folder(exists, verb, key, tmp_path):
-    folder = tmp_path / "new" / "folder"
-    if exists:
-        folder.mkdir(parents=True)
-    code, out, err = verb(key[:10], folder)
-    assert code == 0, err
-    assert out.startswith(f"{folder}: EuroBertForMaskedLM; ")
-    assert {"model.safetensors", "README.md"} <= {path.name for path in folder.iterdir()}
-    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
 
 
 def test_nothing_is_overwritten(verb, key, tmp_path):
@@ -68,28 +50,19 @@ def test_nothing_is_overwritten(verb, key, tmp_path):
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "years of work"
 
 
-def test_a_failed_export_leaves_nothing(tmp_path):
-    def fail():
-        with building(tmp_path / "out") as folder:
-            (folder / "half.txt").write_text("half")
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert not list(tmp_path.iterdir())
+def build(target, action):
+    with building(target) as folder:
+        (folder / "half.txt").write_text("half")
+        action()
 
 
-def test_a_folder_that_appears_meanwhile_is_kept(tmp_path):
+def test_a_failed_export_leaves_nothing_and_keeps_what_appeared_meanwhile(tmp_path):
     target = tmp_path / "out"
-
-    def slow():
-        with building(target) as folder:
-            (folder / "mine.txt").write_text("mine")
-            target.mkdir()
-            (target / "other.txt").write_text("other")
-
+    with pytest.raises(ZeroDivisionError):
+        build(target, lambda: 1 / 0)
+    assert not list(tmp_path.iterdir())
     with pytest.raises(SpecError, match="not empty"):
-        slow()
+        build(target, lambda: [target.mkdir(), (target / "other.txt").write_text("other")])
     assert [path.name for path in tmp_path.rglob("*.txt")] == ["other.txt"]
 
 
@@ -152,92 +125,79 @@ def test_missing_shards_and_damaged_checkpoints_are_refused(damaged, fact, verb,
 
 
 @pytest.fixture
-def hub():
-    stand_in, server = serve()
-    yield stand_in
-    server.shutdown()
-    server.server_close()
+def hub(monkeypatch):
+    """A hub that keeps what is uploaded to it."""
+
+    class Hub:
+        private, files = {}, {}  # whether a repository is private; of the last commit
+        refuses = False
+
+        def create_repo(self, repo, *, private, exist_ok):
+            if self.refuses:
+                raise PermissionError("no write rights")
+            assert exist_ok
+            self.private.setdefault(repo, private)
+
+        def model_info(self, repo):
+            return SimpleNamespace(private=self.private[repo])
+
+        def upload_folder(self, *, repo_id, folder_path, commit_message):
+            files = (path for path in folder_path.rglob("*") if path.is_file())
+            self.files.update({path.relative_to(folder_path): path.read_bytes() for path in files})
+            return SimpleNamespace(repo_url=SimpleNamespace(url=f"https://hub/{repo_id}"), oid="a" * 40)
+
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    return hub
 
 
-def python(hub, home, *command, **variables):
-    """Run Python in a process of its own, whose hub is the stand-in."""
-    environment = os.environ | {
-        "HF_ENDPOINT": hub.endpoint,
-        "HF_HUB_OFFLINE": "0",
-        "HF_HUB_DISABLE_XET": "1",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "HF_HOME": str(home),
-        "HF_TOKEN": "hf_secret",
-        **variables,
-    }
-    return subprocess.run(
-        [sys.executable, *map(str, command)],
-        env={name: value for name, value in environment.items() if value},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-
-
-PUSH = """
-import sys
-from pathlib import Path
-from biphase.errors import SpecError
-from biphase.export.folder import check_push, upload
-try:
-    check_push(sys.argv[2])
-    print(upload(Path(sys.argv[1]), sys.argv[2], public=len(sys.argv) > 3, say=lambda text: None))
-except SpecError as refusal:
-    sys.exit(f"error: {refusal}")
-"""
-
-
-def test_the_command_uploads_what_it_wrote(hub, trained, key, tmp_path):
-    folder = tmp_path / "out"
-    command = ("-m", "biphase", "export", key, folder, "--store", trained.store.root, "--push", "me/it")
-    done = python(hub, tmp_path / "home", *command)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines()[-1] == f"{hub.endpoint}/me/it: private, commit aaaaaaaa"
+def test_a_checkpoint_is_exported_to_an_empty_folder_and_uploaded(hub, verb, key, tmp_path):
+    folder = tmp_path / "new" / "folder"
+    folder.mkdir(parents=True)
+    code, out, err = verb(key[:10], folder, "--push", "me/it")
+    assert code == 0, err
+    assert out.startswith(f"{folder}: EuroBertForMaskedLM; ")
+    assert out.splitlines()[-1] == "https://hub/me/it: private, commit aaaaaaaa"
     assert hub.private == {"me/it": True}
+    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
+    assert {"model.safetensors", "README.md"} <= {path.name for path in hub.files}
     files = (path for path in folder.rglob("*") if path.is_file())
-    assert hub.files == {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
-    assert set(hub.large.values()) == {(folder / "model.safetensors").read_bytes()}
-    assert "Bearer hf_secret" in hub.tokens
+    assert hub.files == {path.relative_to(folder): path.read_bytes() for path in files}
 
 
 def test_a_repository_is_public_only_on_request(hub, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "README.md").write_text("---\ntags: [biphase]\n---\n")
+    (tmp_path / "README.md").write_text("---\ntags: [biphase]\n---\n")
 
-    def push(*words):
-        return python(hub, tmp_path, "-c", PUSH, tmp_path / "out", *words)
+    def push(repo, *, public=False):
+        return upload(tmp_path, repo, public=public, say=lambda text: None)
 
-    done = push("me/open", "public")
-    assert done.stdout.startswith(f"{hub.endpoint}/me/open: public"), done.stderr
-    assert hub.private == {"me/open": False}
+    assert push("me/open", public=True).startswith("https://hub/me/open: public")
     hub.files.clear()
-    done = push("me/open")
-    assert done.returncode == 1
-    assert "me/open" in done.stderr
-    assert "type --public" in done.stderr
+    with pytest.raises(SpecError, match=r"me/open.*--public"):
+        push("me/open")
     assert hub.files == {}
     hub.private["me/mine"] = True  # one that exists and is private
-    done = push("me/mine")
-    assert done.stdout.startswith(f"{hub.endpoint}/me/mine: private"), done.stderr
-
-
-def test_an_upload_that_cannot_succeed_is_refused(hub, tmp_path):
-    def refused(repo, **variables):
-        done = python(hub, tmp_path / "home", "-c", PUSH, tmp_path, repo, **variables)
-        assert done.returncode == 1
-        assert done.stderr.count("\n") == 1
-        assert "hf_secret" not in done.stderr
-        return done.stderr
-
-    assert "hf auth login" in refused("me/it", HF_TOKEN="")
-    assert "owner/name" in refused("it")
-    assert "owner/name" in refused("../it")
-    assert "HF_HUB_OFFLINE=0" in refused("me/it", HF_HUB_OFFLINE="1")
+    assert push("me/mine").startswith("https://hub/me/mine: private")
     hub.refuses = True
-    assert f"hf upload me/it {tmp_path}" in refused("me/it")
+    with pytest.raises(SpecError, match=f"no write rights.*hf upload me/it {tmp_path}"):
+        push("me/it")
+
+
+@pytest.mark.parametrize(
+    ("repo", "token", "offline", "fact"),
+    [
+        ("it", "hf_secret", False, "owner/name"),
+        ("../it", "hf_secret", False, "owner/name"),
+        ("me/it", "hf_secret", True, "HF_HUB_OFFLINE=0"),
+        ("me/it", "", False, "hf auth login"),
+    ],
+)
+def test_an_upload_that_cannot_succeed_is_refused(hub, monkeypatch, tmp_path, repo, token, offline, fact):
+    monkeypatch.setenv("HF_TOKEN", token)
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(SpecError, match=fact) as caught:
+        check_push(repo)
+    assert "hf_secret" not in str(caught.value)

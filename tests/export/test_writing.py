@@ -16,44 +16,23 @@ import pytest
 import torch
 from families import tiny
 from families.build import Family, build
+from families.checks import check_plain_transformers, check_start
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
-from biphase import Hub
-from biphase.attention import AttentionPattern
 from biphase.data.tokenizer import Special, Tokenizer, load_saved
 from biphase.errors import ModelError, SpecError
 from biphase.export import writing
 from biphase.export.card import trial_for_task
-from biphase.export.checkpoint import export_checkpoint, last_hidden, write_encoder
+from biphase.export.checkpoint import export_checkpoint, write_encoder
 from biphase.export.folder import find
 from biphase.export.tuned import export_tuned
-from biphase.export.writing import (
-    LEAST,
-    TEXTS,
-    TOLERANCE,
-    OneOutput,
-    Probes,
-    Readback,
-    WrittenForm,
-    check_onnx_packages,
-    check_tokenizer,
-    deviation,
-    ours,
-    probe_texts,
-    refuse_unlike,
-    tokenizer_of,
-    write_model,
-    write_tokenizer,
-)
-from biphase.models.backbone import TokenizerInfo, from_hub, probe
-from biphase.models.hub import windows_of
+from biphase.export.writing import LEAST, Probes, Readback, WrittenForm, check_tokenizer, ours, probe_texts
 
 VOCAB = 320
 TOKENS = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
-IDS, POSITIONS = torch.arange(3, 63)[None], torch.arange(60)[None]
 
 
 def untrained(family, *, windows=True, by=0.15, **fields):
@@ -65,7 +44,7 @@ def untrained(family, *, windows=True, by=0.15, **fields):
 
 @pytest.fixture(scope="session")
 def tokenizer(shards):
-    return tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60)
+    return writing.tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60)
 
 
 def config_in(folder):
@@ -78,33 +57,6 @@ def refused(call, *args, error=ModelError, **options):
         call(*args, **options)
     assert "\n" not in str(caught.value)
     return str(caught.value)
-
-
-def check_hidden(model, folder, **options):
-    """Hidden states of a padded batch and of a long text alone, by plain AutoModel, equal those of the model."""
-    loaded = writing.load(folder, AutoModel, **options)
-    ids = torch.from_numpy(np.random.default_rng(7).integers(3, VOCAB, (2, 60)))
-    mask = torch.ones_like(ids)
-    mask[1, 9:] = 0
-    with torch.no_grad():
-        padded = loaded(input_ids=ids, attention_mask=mask).last_hidden_state
-        alone = loaded(input_ids=ids[:1]).last_hidden_state
-        right = [
-            model.hidden(ids[row : row + 1, :length], torch.arange(length)[None], AttentionPattern(False))[0]
-            for row, length in ((0, 60), (1, 9))
-        ]
-    theirs = torch.cat([padded[0], padded[1, :9], alone[0]])
-    return torch.allclose(theirs, torch.cat([right[0], right[1], right[0]]), rtol=1e-3, atol=1e-4)
-
-
-def check_start(model, folder, *, causal=(False,)):
-    """A run that starts from the folder computes what the model computes."""
-    back = from_hub(Hub(str(folder)), TokenizerInfo(VOCAB, 1, mask_is_new=False), length=60).eval()
-    probe(back, vocab=VOCAB)
-    with torch.no_grad():
-        for way in causal:
-            first, second = (one.logits(IDS, POSITIONS, AttentionPattern(way)) for one in (model, back))
-            assert torch.allclose(first, second, rtol=1e-3, atol=1e-4)
 
 
 # ---------------------------------------------------------------- class
@@ -134,20 +86,9 @@ def test_a_llama_in_any_notation_becomes_eurobert(family, fields, tokenizer, tmp
     model = untrained(family, **fields)
     written = write_encoder(model, tokenizer, tmp_path)
     assert (written.architecture, written.native, written.edits) == ("EuroBertForMaskedLM", True, {})
-    assert check_hidden(model, tmp_path)
-    assert check_hidden(model, tmp_path, attn_implementation="eager")
-    check_start(model, tmp_path, causal=(True, False))
-
-
-@pytest.mark.parametrize(
-    ("family", "masked"), [("bert", "BertForMaskedLM"), ("roberta", "RobertaForMaskedLM")]
-)
-def test_a_decoder_whose_family_has_a_masked_class_gets_it(family, masked, tokenizer, tmp_path):
-    fields = TOKENS | {"max_position_embeddings": 67, "is_decoder": True, "pad_token_id": 2}
-    model = tiny.ours(tiny.stirred(AutoModelForCausalLM.from_config(tiny.config(family, **fields)), 0.15))
-    written = write_encoder(model, tokenizer, tmp_path)
-    assert (written.architecture, written.edits) == (masked, {})
-    assert check_hidden(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
+    check_plain_transformers(model, tmp_path, attn_implementation="eager")
+    check_start(model, tmp_path, VOCAB, 1)
 
 
 PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
@@ -180,19 +121,31 @@ def weights_format(folder):
         return file.metadata()["format"]
 
 
+AS_DECODER = TOKENS | {"max_position_embeddings": 67, "is_decoder": True, "pad_token_id": 2}
+
+
 @pytest.mark.parametrize(
-    ("family", "fields"),
+    ("family", "fields", "decoder"),
     [
-        ("bert", {}),
-        ("roberta", {"max_position_embeddings": 67}),
-        ("modernbert", {"local_attention": 12, "cls_token_id": 0, "sep_token_id": 0}),
+        ("bert", {}, False),
+        ("bert", AS_DECODER, True),  # a decoder whose family has a masked class gets it
+        ("roberta", {"max_position_embeddings": 67}, False),
+        ("roberta", AS_DECODER, True),
+        ("modernbert", {"local_attention": 12, "cls_token_id": 0, "sep_token_id": 0}, False),
     ],
 )
-def test_encoders_keep_their_class(family, fields, tokenizer, tmp_path):
-    model = untrained(family, **fields)
+def test_encoders_keep_their_class_and_decoders_of_their_family_get_it(
+    family, fields, decoder, tokenizer, tmp_path
+):
+    if decoder:
+        causal = AutoModelForCausalLM.from_config(tiny.config(family, **fields))
+        model = tiny.ours(tiny.stirred(causal, 0.15))
+    else:
+        model = untrained(family, **fields)
     written = write_encoder(model, tokenizer, tmp_path)
-    assert (written.architecture, written.native, written.edits) == (type(model.model).__name__, False, {})
-    assert check_hidden(model, tmp_path)
+    assert written.architecture.lower() == f"{family}formaskedlm"
+    assert (written.native, written.edits) == (False, {})
+    check_plain_transformers(model, tmp_path)
     old = family != "modernbert"  # whose rope base transformers 4 looks for in another field
     assert (weights_format(tmp_path) == "pt", written.needs == "") == (old, old)
 
@@ -201,7 +154,7 @@ def test_gpt2_reads_both_ways_by_its_configuration(tokenizer, tmp_path):
     model = untrained("gpt2")
     written = write_encoder(model, tokenizer, tmp_path)
     assert written.edits["is_causal"] is False
-    assert check_hidden(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
     assert f"transformers>={LEAST}" in weights_format(tmp_path)  # which transformers 4 refuses
     assert LEAST in written.needs
     (declared,) = (line for line in requires("biphase") if line.startswith("transformers"))
@@ -216,17 +169,18 @@ def test_a_window_to_both_sides_reaches_as_far_as_it_was_trained_to(tokenizer, t
     assert write_encoder(model, tokenizer, tmp_path).architecture == "MistralForCausalLM"
     # transformers counts a bidirectional window without the token itself.
     assert config_in(tmp_path)["sliding_window"] == 5
-    assert check_hidden(model, tmp_path)
-    check_start(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
+    check_start(model, tmp_path, VOCAB, 1, causal=(False,))
     (tmp_path / "config.json").write_text(json.dumps(config_in(tmp_path) | {"sliding_window": 6}))
-    assert not check_hidden(model, tmp_path)
+    with pytest.raises(AssertionError, match="hidden states"):
+        check_plain_transformers(model, tmp_path)
 
 
 @pytest.mark.parametrize(("family", "native"), [("mistral", True), ("cohere2", False)])
 def test_opened_windows_stay_open(family, native, tokenizer, tmp_path):
     model = untrained(family, windows=False, sliding_window=6)
     assert write_encoder(model, tokenizer, tmp_path).native is native  # without windows Mistral is a Llama
-    assert check_hidden(model, tmp_path)
+    check_plain_transformers(model, tmp_path)
 
 
 def test_a_window_that_a_configuration_narrows_itself_comes_back(tokenizer, tmp_path):
@@ -234,20 +188,13 @@ def test_a_window_that_a_configuration_narrows_itself_comes_back(tokenizer, tmp_
     kinds = ["sliding_attention", "full_attention"]
     model = untrained("gemma3_text", sliding_window=20, use_bidirectional_attention=True, layer_types=kinds)
     write_encoder(model, tokenizer, tmp_path)
-    check_start(model, tmp_path)
+    check_start(model, tmp_path, VOCAB, 1, causal=(False,))
 
 
 def test_eurobert_has_the_context_of_the_window_it_cannot_have(tokenizer, tmp_path):
     model = untrained("mistral", sliding_window=64, max_position_embeddings=512)
     assert write_encoder(model, tokenizer, tmp_path).native  # trained on rows of 60: inside its window
     assert config_in(tmp_path)["max_position_embeddings"] == 64
-
-
-def test_windows_of_a_configuration():
-    windows = windows_of(tiny.config("modernbert", local_attention=12))
-    assert windows
-    assert set(windows.values()) <= {12, 6, 7}
-    assert windows_of(tiny.config("llama")) == windows_of(tiny.config("mistral", sliding_window=None)) == {}
 
 
 def test_probe_texts_are_longer_than_the_widest_window(tokenizer):
@@ -265,14 +212,14 @@ def test_a_model_that_differs_is_refused_and_leaves_nothing(tokenizer, tmp_path)
     model = untrained("llama")
     texts = probe_texts(model.model.config, tokenizer)
     right = ours(model.encoder, texts)
-    hidden = Readback(AutoModel, right, last_hidden)
-    wrong = Probes(texts, tuple(numbers + 1 for numbers in right.numbers))
-    logits = Readback(AutoModelForCausalLM, wrong, lambda output: output.logits[..., :32])
+    hidden = Readback(AutoModel, right)
+    wrong = Probes(texts, tuple(numbers + 1 for numbers in ours(model.logits, texts).numbers))
+    logits = Readback(AutoModelForCausalLM, wrong, ("logits",))
     for form in (  # causal as it came; a head that means something else
         WrittenForm(model.model, (hidden,)),
         WrittenForm(model.model, (hidden, logits), ({"is_causal": False},)),
     ):
-        message = refused(write_model, tmp_path, [form], tokenizer, title="Llama")
+        message = refused(writing.write_model, tmp_path, [form], tokenizer, title="Llama")
         assert "LlamaForCausalLM" in message
         assert "differs" in message
         assert not list(tmp_path.iterdir())
@@ -295,14 +242,13 @@ def test_the_deviation_is_that_of_the_worst_token():
         return read
 
     for padded in (True, False):  # a model may err in one of them only
-        assert deviation(right, wrong(2, 0.0, padded=padded), pad=0) == 0
-        assert deviation(right, wrong(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
-        assert deviation(right, wrong(1, torch.nan, padded=padded), pad=0) == float("inf")
-    assert TOLERANCE < 1e-3
+        assert writing.deviation(right, wrong(2, 0.0, padded=padded), pad=0) == 0
+        assert writing.deviation(right, wrong(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
+        assert writing.deviation(right, wrong(1, torch.nan, padded=padded), pad=0) == float("inf")
+    assert writing.TOLERANCE < 1e-3
 
 
 def test_a_folder_is_read_back_with_both_attentions(tokenizer, tmp_path):
-    model = untrained("llama")
     attentions = set()
 
     class Watched:
@@ -311,12 +257,15 @@ def test_a_folder_is_read_back_with_both_attentions(tokenizer, tmp_path):
         @staticmethod
         def from_pretrained(*args, **options):
             loaded, info = AutoModel.from_pretrained(*args, **options)
-            loaded.register_forward_pre_hook(lambda one, _: attentions.add(one.config._attn_implementation))
+            loaded.register_forward_pre_hook(
+                lambda model, _: attentions.add(model.config._attn_implementation)
+            )
             return loaded, info
 
-    readback = Readback(Watched, ours(model.encoder, probe_texts(model.model.config, tokenizer)), last_hidden)
-    form = WrittenForm(model.model, (readback,), ({"is_causal": False},))
-    write_model(tmp_path, [form], tokenizer, title="Llama")
+    model = untrained("llama")
+    probes = ours(model.encoder, probe_texts(model.model.config, tokenizer))
+    form = WrittenForm(model.model, (Readback(Watched, probes),), ({"is_causal": False},))
+    writing.write_model(tmp_path, [form], tokenizer, title="Llama")
     assert attentions == {"sdpa", "eager"}
 
 
@@ -338,8 +287,8 @@ def saved(shards):
 
 def written_tokenizer(saved, folder, *, rule="own", **options):
     with_rule = replace(saved, special=replace(saved.special, mask_rule=rule))
-    tokenizer = tokenizer_of(with_rule, **{"bos": False, "context": 16} | options)
-    write_tokenizer(tokenizer, folder)
+    tokenizer = writing.tokenizer_of(with_rule, **{"bos": False, "context": 16} | options)
+    writing.write_tokenizer(tokenizer, folder)
     return tokenizer
 
 
@@ -348,7 +297,7 @@ def test_a_text_gets_the_special_tokens_of_training(bos, saved, tmp_path):
     check_tokenizer(written_tokenizer(saved, tmp_path, bos=bos), tmp_path)
     loaded = AutoTokenizer.from_pretrained(tmp_path)
     eos = saved.special.eos
-    for text in TEXTS:
+    for text in writing.TEXTS:
         inner = saved.model.encode(text, add_special_tokens=False).ids
         assert loaded(text)["input_ids"] == [*([BOS] if bos else []), *inner, eos]
     assert loaded.bos_token == "$A:1 <bos>"
@@ -358,13 +307,8 @@ def test_a_text_gets_the_special_tokens_of_training(bos, saved, tmp_path):
     assert pair["input_ids"].count(eos) == 2
     assert "token_type_ids" not in pair
     assert saved.special.mask in loaded("the <|mask|>")["input_ids"]  # special tokens may be spelled there
-
-
-def test_our_own_loader_reads_it_back(saved, tmp_path):
-    written_tokenizer(saved, tmp_path, rule="added")
     back = load_saved(tmp_path)
-    assert back.special == saved.special  # the mask token is the model's own now
-    assert back.vocab == saved.vocab
+    assert (back.special, back.vocab) == (saved.special, saved.vocab)
 
 
 def test_a_tokenizer_that_reads_otherwise_is_refused(saved, tmp_path):
@@ -391,15 +335,13 @@ def test_a_mask_of_ours_takes_the_space_before_it(rule, saved, tmp_path):
 
 def test_a_mask_of_another_tokenizer_is_left_as_it_is(saved, tmp_path):
     tokenizer = written_tokenizer(saved, tmp_path)
-    tokens = json.loads((tmp_path / "tokenizer.json").read_text())["added_tokens"]
-    assert [token["lstrip"] for token in tokens if token["id"] == saved.special.mask] == [False]
+    check_tokenizer(tokenizer, tmp_path, fills=True)
     ours = replace(tokenizer, mask_is_ours=True)  # then the space before it would be a stray token
-    check_tokenizer(ours, tmp_path)
-    assert "stray token" in refused(check_tokenizer, ours, tmp_path, fills=True)
+    assert "<|mask|>" in refused(check_tokenizer, ours, tmp_path, fills=True)
 
 
 def test_eurobert_gets_a_mask_token_even_without_one(saved):
-    tokenizer = tokenizer_of(saved, bos=False, context=16)
+    tokenizer = writing.tokenizer_of(saved, bos=False, context=16)
     named = {name: number for name, number in tokenizer.named.items() if name != "mask_token"}
     without = replace(tokenizer, named=named)
     assert without.token_ids["mask_token_id"] is None
@@ -429,9 +371,7 @@ def with_graph(trained, tmp_path_factory):
 def graph_of(folder):
     import onnxruntime
 
-    return onnxruntime.InferenceSession(
-        str(folder / "onnx" / "model.onnx"), providers=["CPUExecutionProvider"]
-    )
+    return onnxruntime.InferenceSession(folder / "onnx" / "model.onnx", providers=["CPUExecutionProvider"])
 
 
 def compare_graph(folder, model, output, texts):
@@ -460,14 +400,14 @@ def test_a_graph_with_other_outputs_is_refused(with_graph, tmp_path):
     weights = load_file(with_graph / "model.safetensors")
     weights["model.norm.weight"] += 0.01
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    tokenizer = tokenizer_of(load_saved(with_graph), bos=False, context=32)
+    tokenizer = writing.tokenizer_of(load_saved(with_graph), bos=False, context=32)
     right, wrong = (
-        OneOutput(writing.load(folder, attn_implementation="eager"), "last_hidden_state").eval()
+        writing.OneOutput(writing.load(folder, attn_implementation="eager"), "last_hidden_state").eval()
         for folder in (with_graph, tmp_path)
     )
     graph = with_graph / "onnx" / "model.onnx"
-    refuse_unlike(right, graph, tokenizer)
-    assert "--onnx" in refused(refuse_unlike, wrong, graph, tokenizer)
+    writing.refuse_unlike(right, graph, tokenizer)
+    assert "--onnx" in refused(writing.refuse_unlike, wrong, graph, tokenizer)
 
 
 @pytest.mark.campaign
@@ -483,7 +423,7 @@ def test_a_classifier_has_a_graph_of_its_logits(trained, tmp_path):
 def test_missing_onnx_packages_are_named(monkeypatch):
     for name in ("onnxruntime", "onnxscript"):
         monkeypatch.setitem(sys.modules, name, None)  # Python's own way to say that there is no such module
-    assert "pip install onnxscript onnxruntime" in refused(check_onnx_packages, error=SpecError)
+    assert "pip install onnxscript onnxruntime" in refused(writing.check_onnx_packages, error=SpecError)
 
 
 # ---------------------------------------------------------------- transformers 4

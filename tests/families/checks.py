@@ -6,12 +6,12 @@ through the real machinery; exports are read back by plain transformers.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from families.build import CONTEXT, VOCAB, CannotBuild, Family, build, reaches
-from families.table import Verdict
 from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
@@ -240,39 +240,57 @@ def opened(model: Any, tokenizer: Path, folder: Path) -> str:
 
 def check_exported(run: Pretrain, store: Store, folder: Path) -> None:
     """Plain transformers gives the hidden states of the trained model, and as a start it goes on from there."""
-    trained = model_of_checkpoint(run, last_checkpoint(run, store), store, shards_in(store)).eval()
-    _check_plain_transformers(trained, folder)
-    _check_start(trained, folder, store)
+    shards = shards_in(store)
+    trained = model_of_checkpoint(run, last_checkpoint(run, store), store, shards).eval()
+    check_plain_transformers(trained, folder)
+    check_start(trained, folder, shards.vocab, shards.mask_id)
 
 
 @torch.no_grad()
-def _check_plain_transformers(trained: LanguageModel, folder: Path) -> None:
+def check_plain_transformers(trained: LanguageModel, folder: Path, **options: Any) -> None:
+    """The folder gives the hidden states of a long text alone, and of two texts padded in one batch."""
     ids, mask = texts(2), torch.ones(2, LENGTH, dtype=torch.long)
     mask[1, SHORT:] = 0
-    theirs = AutoModel.from_pretrained(folder).eval()(input_ids=ids, attention_mask=mask).last_hidden_state
-    ours = [_hidden(trained, ids[:1]), _hidden(trained, ids[1:, :SHORT])]
-    assert close(ours[0], theirs[:1]), "the folder gives other hidden states"
-    assert close(ours[1], theirs[1:, :SHORT]), "the folder gives other hidden states beside padding"
+    model = AutoModel.from_pretrained(folder, **options).eval()
+    padded = model(input_ids=ids, attention_mask=mask).last_hidden_state
+    alone = model(input_ids=ids[:1]).last_hidden_state
+    for theirs, own in ((alone, ids[:1]), (padded[:1], ids[:1]), (padded[1:, :SHORT], ids[1:, :SHORT])):
+        ours = trained.hidden(own, positions_in(own), AttentionPattern(causal=False))
+        assert close(ours, theirs), "the folder gives other hidden states"
 
 
 @torch.no_grad()
-def _check_start(trained: LanguageModel, folder: Path, store: Store) -> None:
-    shards, ids = shards_in(store), texts(2)
-    tokenizer = TokenizerInfo(shards.vocab, shards.mask_id, mask_is_new=False)
-    again = from_hub(Hub(str(folder)), tokenizer, length=32).eval()
-    probe(again, vocab=shards.vocab)
-    for causal in (True, False):
+def check_start(
+    trained: LanguageModel, folder: Path, vocab: int, mask_id: int, causal: Any = (True, False)
+) -> None:
+    """A run that starts from the folder computes what the model computes."""
+    again = from_hub(Hub(str(folder)), TokenizerInfo(vocab, mask_id, mask_is_new=False), length=32).eval()
+    probe(again, vocab=vocab)
+    ids = texts(2)
+    for way in causal:
         ours, theirs = (
-            model.logits(ids, positions_in(ids), AttentionPattern(causal)) for model in (again, trained)
+            model.logits(ids, positions_in(ids), AttentionPattern(way)) for model in (again, trained)
         )
         assert close(ours, theirs), "as a start, the folder gives other logits"
 
 
-def _hidden(model: LanguageModel, ids: Tensor) -> Tensor:
-    return model.hidden(ids, positions_in(ids), AttentionPattern(causal=False))
-
-
 # ---------------------------------------------------------------- all of them
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a family."""
+
+    family: str
+    kind: str  # the class of its model
+    became: str  # passed, not exported, refused or not built
+    why: str = ""
+    exported: str = ""  # the class it was written as
+
+    @property
+    def row(self) -> str:
+        cells = (self.family, self.kind, self.became, self.exported, self.why)
+        return f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 INTERNAL = ("Error", "object has no attribute", "Traceback", "NoneType")  # what no user should have to read

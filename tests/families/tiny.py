@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from biphase.attention import NAME
+from biphase.errors import ModelError
 from biphase.models.backbone import LanguageModel
 
 VOCAB, CONTEXT = 64, 64
@@ -92,3 +94,11 @@ def stirred(model: Any, by: float = 0.2, *, seed: int = 0) -> Any:
         for weight in model.parameters():
             weight.add_(torch.randn(weight.shape, generator=generator) * by)
     return model
+
+
+def refused(call, *args, error=ModelError, **options):
+    """The message of a refusal, which is one line."""
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)

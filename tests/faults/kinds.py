@@ -58,41 +58,31 @@ def half_done(study: Path, store: Store) -> Plan:
 # ---------------------------------------------------------------- results
 
 
-def _checkpoint(name: str) -> Kind:
+def _checkpoint(plan: Plan, store: Store) -> Path:
+    return store.checkpoints / plan.results["clm"]
+
+
+def _trial(plan: Plan, store: Store) -> Path:
+    grid = gather(plan, store).grids["two", "beasts"]
+    return store.trials / grid.keys[grid.chosen[0]][0]  # one whose values a report reads
+
+
+def _shards(plan: Plan, store: Store) -> Path:
+    return next(store.shards.iterdir())
+
+
+def _metadata_of_checkpoint(plan: Plan, store: Store) -> Path:
+    return leave_metadata(store, store.checkpoints / plan.results["two"])
+
+
+def _metadata_of_trial(plan: Plan, store: Store) -> Path:
+    return leave_metadata(store, _trial(plan, store))
+
+
+def _file(folder: Callable[[Plan, Store], Path], name: str) -> Kind:
     def where(plan: Plan, store: Store) -> Place:
-        folder = store.checkpoints / plan.results["clm"]
-        return Place(folder / name, folder)
-
-    return Kind(where)
-
-
-def _trial(name: str) -> Kind:
-    def where(plan: Plan, store: Store) -> Place:
-        grid = gather(plan, store).grids["two", "beasts"]
-        folder = store.trials / grid.keys[grid.chosen[0]][0]  # one whose values a report reads
-        return Place(folder / name, folder)
-
-    return Kind(where)
-
-
-def _shards(name: str) -> Kind:
-    def where(plan: Plan, store: Store) -> Place:
-        folder = next(store.shards.iterdir())
-        return Place(folder / name, folder)
-
-    return Kind(where)
-
-
-def _metadata(kind: str, name: str) -> Kind:
-    """The metadata-only copy of a result, as a merge writes it."""
-
-    def where(plan: Plan, store: Store) -> Place:
-        folder = {
-            "checkpoints": store.checkpoints / plan.results["two"],
-            "trials": _trial("trial.json").where(plan, store).remove,
-        }[kind]
-        copy = leave_metadata(store, folder)
-        return Place(copy / name, copy)
+        place = folder(plan, store)
+        return Place(place / name, place)
 
     return Kind(where)
 
@@ -156,25 +146,25 @@ def _device(plan: Plan, store: Store) -> str:
 
 
 KINDS: dict[str, Kind] = {
-    "tokens": _shards("train-00000.bin"),
-    "held-out tokens": _shards("heldout-00000.bin"),
-    "card of a corpus": _shards("card.json"),
-    "manifest of a corpus": _shards("manifest.json"),
-    "tokenizer": _shards("tokenizer/tokenizer.json"),
-    "tokenizer's configuration": _shards("tokenizer/tokenizer_config.json"),
-    "weights": _checkpoint("model.safetensors"),
-    "optimizer state": _checkpoint("optimizer.safetensors"),
-    "checkpoint": _checkpoint("checkpoint.json"),
-    "losses": _checkpoint("metrics.jsonl"),
-    "manifest of a checkpoint": _checkpoint("manifest.json"),
-    "trial": _trial("trial.json"),
-    "values": _trial("values.safetensors"),
-    "predictions": _trial("predictions.safetensors"),
-    "manifest of a trial": _trial("manifest.json"),
-    "metadata of a checkpoint": _metadata("checkpoints", "checkpoint.json"),
-    "losses of metadata": _metadata("checkpoints", "metrics.jsonl"),
-    "manifest of metadata": _metadata("checkpoints", "manifest.json"),
-    "metadata of a trial": _metadata("trials", "trial.json"),
+    "tokens": _file(_shards, "train-00000.bin"),
+    "held-out tokens": _file(_shards, "heldout-00000.bin"),
+    "card of a corpus": _file(_shards, "card.json"),
+    "manifest of a corpus": _file(_shards, "manifest.json"),
+    "tokenizer": _file(_shards, "tokenizer/tokenizer.json"),
+    "tokenizer's configuration": _file(_shards, "tokenizer/tokenizer_config.json"),
+    "weights": _file(_checkpoint, "model.safetensors"),
+    "optimizer state": _file(_checkpoint, "optimizer.safetensors"),
+    "checkpoint": _file(_checkpoint, "checkpoint.json"),
+    "losses": _file(_checkpoint, "metrics.jsonl"),
+    "manifest of a checkpoint": _file(_checkpoint, "manifest.json"),
+    "trial": _file(_trial, "trial.json"),
+    "values": _file(_trial, "values.safetensors"),
+    "predictions": _file(_trial, "predictions.safetensors"),
+    "manifest of a trial": _file(_trial, "manifest.json"),
+    "metadata of a checkpoint": _file(_metadata_of_checkpoint, "checkpoint.json"),
+    "losses of metadata": _file(_metadata_of_checkpoint, "metrics.jsonl"),
+    "manifest of metadata": _file(_metadata_of_checkpoint, "manifest.json"),
+    "metadata of a trial": _file(_metadata_of_trial, "trial.json"),
     "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
     "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
     "device": _written("devices/h200.json", _device),

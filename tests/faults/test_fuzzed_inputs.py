@@ -38,9 +38,8 @@ ANY = some.recursive(
     lambda inner: some.lists(inner, max_size=3) | some.dictionaries(some.text(max_size=6), inner, max_size=3),
     max_leaves=6,
 )
-SMALL = ANY.filter(
-    lambda one: not isinstance(one, int | float) or abs(one) < 100
-)  # no model of any size is built
+# No model of any size is built.
+SMALL = ANY.filter(lambda one: not isinstance(one, int | float) or abs(one) < 100)
 PLACES = some.lists(some.integers(0, 1_000), min_size=1, max_size=3)
 
 
@@ -84,16 +83,12 @@ def of_any_bytes(written, content):
     """Rows of a task, a plan, a tokenizer, and weights that are any bytes."""
     folder, _, plan = written
     with tempfile.TemporaryDirectory(dir=folder) as place:
-        path = Path(place) / "train.jsonl"
-        path.write_bytes(content)
-        task = plan.study.finetune.tasks[0]
-        only_our_refusals(lambda: load_task(replace(task, source=place), documents="judged"))
-        made = Path(place) / "plan.json"
-        made.write_bytes(content)
-        only_our_refusals(lambda: load(made))
-        only_our_refusals(lambda: read({"tokenizer.json": path}, "words"))
-        (Path(place) / "model.safetensors").write_bytes(content)
-        (Path(place) / "config.json").write_bytes(content)
+        for name in ("train.jsonl", "plan.json", "model.safetensors", "config.json"):
+            (Path(place) / name).write_bytes(content)
+        task = replace(plan.study.finetune.tasks[0], source=place)
+        only_our_refusals(lambda: load_task(task, documents="judged"))
+        only_our_refusals(lambda: load(Path(place) / "plan.json"))
+        only_our_refusals(lambda: read({"tokenizer.json": Path(place) / "plan.json"}, "words"))
         _shape_of_folder(Path(place))
 
 
@@ -104,8 +99,8 @@ def of_a_row(written, data):
         rows = [{"text": "a", "label": 0}, data, {"text": "b", "label": 1}]
         for part in ("train", "validation", "test"):
             (Path(place) / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        task = plan.study.finetune.tasks[0]
-        only_our_refusals(lambda: load_task(replace(task, source=place), documents="judged"))
+        task = replace(plan.study.finetune.tasks[0], source=place)
+        only_our_refusals(lambda: load_task(task, documents="judged"))
 
 
 def of_a_configuration(written, field, value):
@@ -124,18 +119,17 @@ def of_words(written, word):
     """Options and keys that are any text."""
     folder, store, plan = written
     word = word.lstrip("~")  # the home of nobody is refused by the command line itself
-    only_our_refusals(lambda: seconds(word))
-    only_our_refusals(lambda: checkpoint_rule(word))
-    only_our_refusals(lambda: find(word, store))
-    only_our_refusals(lambda: corpus_named(word, tokenizer="bpe:300"))
-    only_our_refusals(lambda: corpus_named(str(folder / "text"), tokenizer=word))
-    only_our_refusals(lambda: load(word))
-    with contextlib.suppress(BiphaseError):
-        named = tasks_named(
-            word or "?", data=None, family="", text="", label="", labels="", test=None, trained_on="", steps=0
-        )
-        only_our_refusals(lambda: finetuning(named, word, word, "standard", "", "", 0))
-    only_our_refusals(lambda: finetuning(plan.study.finetune.tasks, word, word, word, word, word, 0))
+    for work in (
+        lambda: seconds(word),
+        lambda: checkpoint_rule(word),
+        lambda: find(word, store),
+        lambda: corpus_named(word, tokenizer="bpe:300"),
+        lambda: corpus_named(str(folder / "text"), tokenizer=word),
+        lambda: load(word),
+        lambda: finetuning(tasks_named(word or "?"), word, word, "standard", "", "", 0),
+        lambda: finetuning(plan.study.finetune.tasks, word, word, word, word, word, 0),
+    ):
+        only_our_refusals(work)
 
 
 FIELDS = some.sampled_from([
@@ -151,22 +145,21 @@ PROPERTIES = {
 }
 
 
-CASES = [pytest.param(name, 15, id=name) for name in PROPERTIES] + [
-    pytest.param(
-        name, 200 if name == "configuration" else 2_000, marks=pytest.mark.campaign, id=f"{name}, many"
-    )
-    for name in PROPERTIES  # a configuration loads a model each time
+CASES = [(name, 15) for name in PROPERTIES] + [
+    # A configuration loads a model each time.
+    pytest.param(name, 200 if name == "configuration" else 2_000, marks=pytest.mark.campaign)
+    for name in PROPERTIES
 ]
 
 
 @pytest.mark.parametrize(("name", "examples"), CASES)
 def test_any_input_is_accepted_or_refused_by_an_error_of_ours(name, examples, written):
     check, strategies = PROPERTIES[name]
-    tried = settings(
-        max_examples=examples,
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=list(HealthCheck),
-    )
+    always = {
+        "derandomize": True,
+        "database": None,
+        "deadline": None,
+        "suppress_health_check": list(HealthCheck),
+    }
+    tried = settings(max_examples=examples, **always)
     tried(given(some.tuples(*strategies))(lambda drawn: check(written, *drawn)))()

@@ -47,24 +47,15 @@ def turned(content: bytes, chance: random.Random) -> bytes:
     return content[:place] + bytes([other]) + content[place + 1 :]
 
 
-def in_place(path: Path, content: bytes) -> None:
-    path.write_bytes(content)
+def replace(path: Path, chance: random.Random, *, by_rename: bool = False) -> None:
+    """Other content, of the same size and with the same time of change, as archives with fixed times give it.
 
-
-def by_rename(path: Path, content: bytes) -> None:
-    """As tar, rsync and most programs do."""
-    draft = path.with_suffix(".new")
-    draft.write_bytes(content)
-    draft.replace(path)
-
-
-REPLACED = {"in place": in_place, "by rename": by_rename}
-
-
-def replace(path: Path, how: str, chance: random.Random) -> None:
-    """Other content, of the same size and with the same time of change, as archives with fixed times give it."""
+    Either in place or, as tar, rsync and most programs do, by a rename.
+    """
     was = path.stat()
-    REPLACED[how](path, turned(path.read_bytes(), chance))
+    draft = path.with_suffix(".new") if by_rename else path
+    draft.write_bytes(turned(path.read_bytes(), chance))
+    draft.replace(path)
     os.utime(path, ns=(was.st_atime_ns, was.st_mtime_ns))
     assert (path.stat().st_size, path.stat().st_mtime_ns) == (was.st_size, was.st_mtime_ns)
 
@@ -78,11 +69,11 @@ def fool(store: Store, path: Path, digest: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "how"), [("tasks/beasts/test.jsonl", "in place"), ("text/train.jsonl", "by rename")]
+    ("name", "by_rename"), [("tasks/beasts/test.jsonl", False), ("text/train.jsonl", True)]
 )
-def test_a_replaced_file_of_the_same_size_and_time_has_another_key(mine, name, how):
+def test_a_replaced_file_of_the_same_size_and_time_has_another_key(mine, name, by_rename):
     study, store = mine
-    replace(study.parent / name, how, random.Random(0))
+    replace(study.parent / name, random.Random(0), by_rename=by_rename)
     plan = plan_of(study, store)
     assert left(study, store) == (8 * len(plan.results) // 2 if "tasks" in name else len(plan.jobs) + 24)
 
@@ -94,11 +85,10 @@ def test_no_replaced_file_keeps_its_key(mine):
     print("seed", seed)
     chance = random.Random(seed)
     for _ in range(60):
-        name, how = chance.choice(FILES), chance.choice(list(REPLACED))
-        path = study.parent / name
+        path, by_rename = study.parent / chance.choice(FILES), chance.choice([False, True])
         was = path.read_bytes()
-        replace(path, how, chance)
-        assert left(study, store) > 0, (name, how)
+        replace(path, chance, by_rename=by_rename)
+        assert left(study, store) > 0, (path, by_rename)
         path.write_bytes(was)
         assert left(study, store) == 0
 
@@ -110,7 +100,7 @@ def test_a_trial_is_not_computed_on_unplanned_data(mine, verb):
     before = {folder.name for folder in store.trials.iterdir()}
     missing = next(trial.key for training in finetunings(plan_of(study, store)) for trial in training.trials)
     store.discard(store.trials / missing)
-    in_place(path, turned(path.read_bytes(), random.Random(1)))
+    path.write_bytes(turned(path.read_bytes(), random.Random(1)))
     fool(store, path, digest)
     assert left(study, store) == 1, "the memory is fooled"
     code, _, err = verb("run", study, "--store", store.root, "--quiet")
@@ -127,7 +117,7 @@ def test_verify_ignores_cached_hashes(mine, verb):
     study, store = mine
     path = study.parent / "tasks" / "numbers" / "test.jsonl"
     digest = HashMemory(store).sha256(path)
-    replace(path, "in place", random.Random(2))
+    replace(path, random.Random(2))
     for words in (["status"], ["plan"]):
         fool(store, path, digest)
         done = json.loads(verb(*words, study, "--store", store.root, "--json")[1])
@@ -151,7 +141,7 @@ def test_a_changed_corpus_is_not_tokenized_under_the_old_hash(mine, verb):
     shards = next(store.shards.iterdir())
     store.discard(shards)
     store.discard(store.checkpoints / plan.results["on"])
-    in_place(path, turned(path.read_bytes(), random.Random(3)))
+    path.write_bytes(turned(path.read_bytes(), random.Random(3)))
     fool(store, path, digest)
     code, _, err = verb("run", study, "--store", store.root, "--quiet")
     assert code == 2

@@ -12,8 +12,9 @@ from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
 from biphase.models.encoder import Encoder, encoder_from_hub
 from biphase.specs import BPE, Classify, Corpus, Hub, Task
+from biphase.specs.tasks import LabelledText
 from biphase.tasks.encode import Tokenization
-from biphase.tasks.load import Examples, LabelledText
+from biphase.tasks.load import Examples
 
 
 @pytest.fixture

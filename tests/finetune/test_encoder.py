@@ -56,18 +56,14 @@ def word_pieces(template=None):
 def marks(template=None):
     """A Unigram vocabulary as XLM-R's, which holds "</s>" as a token like any other."""
     letters = [(letter, -5.0) for letter in "abcdefghijklmnopqrstuvwxyz</>"]
-    model = Model(
-        models.Unigram(
-            [("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁the", -3.0), *letters], 2
-        )
-    )
+    pieces = [("<s>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -2.0), ("▁the", -3.0), *letters]
+    model = Model(models.Unigram(pieces, 2))
     model.pre_tokenizer = pre_tokenizers.Metaspace()
     model.decoder = decoders.Metaspace()
     model.add_special_tokens(["<s>", "</s>", "<unk>"])
     if template:
-        model.post_processor = processors.TemplateProcessing(
-            single=template, special_tokens=[("<s>", 0), ("</s>", 1)]
-        )
+        known = [("<s>", 0), ("</s>", 1)]
+        model.post_processor = processors.TemplateProcessing(single=template, special_tokens=known)
     return model
 
 
@@ -125,12 +121,15 @@ def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path)
     assert (attention.attn_dropout.p, attention.resid_dropout.p) == (0.0, 0.1)
 
 
-def test_a_text_is_read_as_transformers_own_tokenizer_reads_it(hub):
+def test_a_text_is_read_as_transformers_own_tokenizer_reads_it_but_special_tokens_stay_text(hub):
     where = hub(word_pieces("[CLS] $A [SEP]"))
     theirs = PreTrainedTokenizerFast.from_pretrained(where.source)
     tokenization = encoder_of_hub(where, spec()).tokenization
     for text in (*SPEECH, "naïve ünknown 中", "x" * 30):
         assert ids(tokenization, text) == theirs(text)["input_ids"]
+    read = ids(tokenization, "the [SEP] house [CLS][MASK]")
+    assert (read[0], read[-1]) == (1, 2)
+    assert not set(read[1:-1]) & {1, 2, 3, 4}
 
 
 def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hub):
@@ -142,19 +141,6 @@ def test_a_tokenizer_with_more_words_than_the_model_has_embeddings_is_refused(hu
     tokenizer.add_tokens(["boathouse"])
     with pytest.raises(ModelError, match=r"200.*embeddings.*202"):
         encoder_of_hub(hub(tokenizer), spec())
-
-
-# ---------------------------------------------------------------- letters that spell special tokens
-
-
-def test_special_tokens_written_out_in_a_text_stay_text(hub):
-    tokenization = encoder_of_hub(hub(word_pieces("[CLS] $A [SEP]")), spec()).tokenization
-    read = ids(tokenization, "the [SEP] house [CLS][MASK]")
-    assert read[0] == 1
-    assert read[-1] == 2
-    assert not set(read[1:-1]) & {1, 2, 3, 4}
-    spelled = tokenization.tokenizer.encode("[SEP]", add_special_tokens=False).tokens
-    assert (spelled[0], spelled[-1]) == ("[", "]")
 
 
 @pytest.mark.parametrize("named", [{}, {"eos_token": "</s>", "bos_token": "<s>", "unk_token": "<unk>"}])
@@ -184,23 +170,16 @@ def test_a_vocabulary_that_has_no_other_way_to_write_its_end_is_refused(hub):
 # ---------------------------------------------------------------- length
 
 
-def test_truncation_and_padding_saved_with_a_tokenizer_are_switched_off(hub):
+def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
     where = hub(word_pieces("[CLS] $A [SEP]"))
     path = f"{where.source}/tokenizer.json"
     saved = Model.from_file(path)
-    saved.enable_truncation(5)
+    saved.enable_truncation(5)  # saved with a tokenizer, both are switched off
     saved.enable_padding(length=12)
     saved.save(path)
-    assert len(Model.from_file(path).encode("the old house sees a small boat " * 4).ids) == 12
-    tokenization = encoder_of_hub(where, spec()).tokenization
-    assert len(ids(tokenization, "the")) == 3
-    assert len(ids(tokenization, "the house " * 30)) == 62
-
-
-def test_the_longest_input_is_a_little_less_than_the_context_unless_said(hub):
-    where = hub(word_pieces("[CLS] $A [SEP]"))
     usual = encoder_of_hub(where, spec()).tokenization
     assert usual.length == 99
+    assert len(ids(usual, "the")) == 3
     assert encoder_of_hub(where, spec()).tokenization.identity == usual.identity
     for length in (7, CONTEXT):
         tokenization = encoder_of_hub(where, spec(length=length)).tokenization
@@ -260,10 +239,8 @@ def test_a_model_trained_here_reads_a_text_as_a_document_and_has_its_checkpoint(
     assert trained.tokenization.length == round(0.99 * 32)
     assert end not in ids(trained.tokenization, "a cat <|end_of_text|> sees")[:-1]
     assert trained.encoder.context == 32
-    weights = [
-        {name: value.clone() for name, value in one.encoder.state_dict().items()} for one in (trained, start)
-    ]
-    assert all(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+    weights, others = trained.encoder.state_dict(), start.encoder.state_dict()
+    assert all(not torch.equal(weights[name], others[name]) for name in weights)
     with pytest.raises(SpecError, match="say length=32 or 0"):
         encoder_of_checkpoint(run, None, store, opened, spec(length=33))
 
@@ -272,15 +249,11 @@ TRAINED = Finetune(TASKS[:1], precision="fp32")
 TEXTS = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 4, 12, 1)]
 
 
-def ragged(texts):
-    return Ragged(np.concatenate(texts), np.cumsum([0, *map(len, texts)]))
-
-
 def hidden(encoder, texts, options):
     """The hidden states of each text, as fine-tuning packs them."""
     found = {}
     with torch.no_grad():
-        for chosen, packed in packs(ragged(texts), np.arange(len(texts)), options, 10_000):
+        for chosen, packed in packs(Ragged.from_lists(texts), np.arange(len(texts)), options, 10_000):
             states = encoder(packed.ids, packed.positions, packed.pattern).flatten(0, 1)[packed.at]
             for number, text in enumerate(chosen):
                 found[int(text)] = states[packed.owner == number]
@@ -288,25 +261,17 @@ def hidden(encoder, texts, options):
 
 
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
-def test_a_later_token_is_seen_only_by_those_that_read_both_ways(encoder, options, causal):
+def test_a_text_is_read_as_if_alone_and_a_later_token_is_seen_only_both_ways(encoder, options, causal):
     model, how = encoder().eval(), replace(options(), causal=causal)
     changed = [text.copy() for text in TEXTS]
     changed[2][7] = 200
     before, after = hidden(model, TEXTS, how), hidden(model, changed, how)
-    for other in (0, 1, 3):
-        assert torch.equal(before[other], after[other]), "no text sees another"
-    assert torch.equal(before[2][:7], after[2][:7]) is causal
+    for number, text in enumerate(TEXTS):
+        assert torch.allclose(before[number], hidden(model, [text], how)[0], atol=1e-5)
+        assert torch.equal(before[number], after[number]) == (number != 2), "no text sees another"
     moved = (before[2] - after[2]).abs().amax(-1) > 0
     assert moved[7:].all()
     assert moved[:7].any() != causal
-
-
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both ways"])
-def test_packed_texts_are_read_as_each_alone(encoder, options, causal):
-    model, how = encoder().eval(), replace(options(), causal=causal)
-    together = hidden(model, TEXTS, how)
-    for number, text in enumerate(TEXTS):
-        assert torch.allclose(together[number], hidden(model, [text], how)[0], atol=1e-5)
 
 
 def test_training_and_scoring_read_in_the_same_direction(encoder, two_kinds, options):

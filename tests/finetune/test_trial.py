@@ -14,22 +14,24 @@ from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import FamilyTrainer
 from biphase.finetune.trial import FineTuner, batches_of, build_optimizer, examples_of, rows_of, score
 from biphase.specs import Classify, Finetune, Task
-from biphase.tasks.load import Examples, LabelledText
+from biphase.tasks.load import Examples
 from biphase.training.optimizer import update
 
 SPEC = Finetune((CATALOG["sources-mini"],))
 
 
-def family(size, batch, **fields):
-    task = Task("t", Classify("{text}", ("a", "b")), "./nowhere", batch=batch, **fields)
-    return Sized(task, Examples([LabelledText("x", 0)] * size, [], []), protocol="paper")
-
-
 class Sized(FamilyTrainer):
     """A family of which only the number of examples counts."""
 
-    metric = "none"
-    head = batch = score = trivial = None
+    head = score = trivial = None
+
+    def encode(self, examples, tokenization):
+        self.inputs = (examples.train,)
+
+
+def family(size, batch, **fields):
+    task = Task("t", Classify("{text}", ("a", "b")), "./nowhere", batch=batch, **fields)
+    return Sized(task, Examples(range(size), [], []), None, protocol="paper")
 
 
 def epoch_of(some, epoch, seed):
@@ -56,13 +58,6 @@ def test_the_order_is_a_function_of_seed_and_epoch(size, batch, seed):
     assert epoch_of(some, 0, seed) == epoch_of(some, 0, seed)
     assert epoch_of(some, 0, seed) != epoch_of(some, 0, seed + 1)
     assert epoch_of(some, 0, seed) != epoch_of(some, 1, seed)
-
-
-def test_every_example_is_as_likely_to_come_first():
-    counts = np.zeros(10)
-    for seed in range(2_000):
-        counts[rows_of(family(10, 1), 0, seed)] += 1
-    assert ((counts - 200) ** 2 / 200).sum() < 27.9, "chi-square with 9 degrees of freedom at 0.001"
 
 
 @settings(deadline=None, max_examples=100)
@@ -124,18 +119,12 @@ def test_a_repeated_trial_has_the_same_bits_whatever_else_ran(dropping, two_kind
     outcome(tuner, others, lr=5e-2, seed=3)
     other = outcome(tuner, some, lr=1e-3, seed=2)
     torch.manual_seed(12345)
-    assert same(first, outcome(tuner, some, lr=1e-3, seed=1))
+    assert same(first, outcome(tuner, some, lr=1e-3, seed=1, loaders=1)), "loaded ahead"
     assert same(first, outcome(FineTuner(dropping(), options(train_tokens=100)), some, lr=1e-3, seed=1))
     assert not any(
         torch.equal(first[0][name], other[0][name]) for name in first[0] if "position_ids" not in name
     ), "another seed moves every weight elsewhere"
     assert not same(first, outcome(tuner, some, lr=1.1e-3, seed=1))
-
-
-def test_loading_ahead_changes_nothing(dropping, two_kinds, options):
-    some = two_kinds(steps=6, batch=8)
-    tuner = FineTuner(dropping(), options())
-    assert same(outcome(tuner, some, lr=1e-3, seed=1), outcome(tuner, some, lr=1e-3, seed=1, loaders=1))
 
 
 def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping, two_kinds, options):
@@ -148,10 +137,8 @@ def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping
         assert all(torch.equal(came[name], value) for name, value in fresh.encoder.state_dict().items())
         heads.append(fresh.head.dense.weight.clone())
         tuned, _ = tuner.finetune(some, SPEC, lr=1e-2, seed=seed)
-        assert not torch.equal(
-            tuned.encoder.state_dict()["trunk.embeddings.word_embeddings.weight"],
-            came["trunk.embeddings.word_embeddings.weight"],
-        )
+        name = "trunk.embeddings.word_embeddings.weight"
+        assert not torch.equal(tuned.encoder.state_dict()[name], came[name])
     assert torch.equal(heads[0], heads[2])
     assert not torch.equal(heads[0], heads[1])
 
@@ -168,11 +155,8 @@ def test_scores_do_not_depend_on_how_texts_are_grouped(encoder, two_kinds, optio
     some = two_kinds(steps=10, batch=8)
     tuner = FineTuner(encoder(), options())
     model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=1)
-    values = [
-        score(model, some, options(score_tokens=tokens))["test"].values["accuracy"]
-        for tokens in (1, 100, 9_999)
-    ]
-    assert all(np.array_equal(one, values[0]) for one in values)
+    scored = [score(model, some, options(score_tokens=tokens))["test"] for tokens in (1, 100, 9_999)]
+    assert all(np.array_equal(one.values["accuracy"], scored[0].values["accuracy"]) for one in scored)
 
 
 def test_a_stopped_trial_reports_its_steps(encoder, two_kinds, options):
@@ -219,9 +203,8 @@ def test_weights_and_optimizer_state_have_the_requested_precision(
     loss.backward()
     update(adam, rate=1e-3, nonfinite=torch.zeros(()))
     assert {one.dtype for one in model.parameters()} == {dtype}
-    assert {state[name].dtype for state in adam.state.values() for name in ("exp_avg", "exp_avg_sq")} == {
-        dtype
-    }
+    moments = [state[name] for state in adam.state.values() for name in ("exp_avg", "exp_avg_sq")]
+    assert {one.dtype for one in moments} == {dtype}
     assert loss.dtype == torch.float32
     tuned, trained = tuner.finetune(some, SPEC, lr=1e-3, seed=0)
     assert trained.skipped == 0
@@ -238,25 +221,6 @@ def test_in_pure_bf16_positions_keep_their_full_precision(encoder, two_kinds, op
     for name, value in tuner.encoder.named_buffers():
         assert value.dtype == rotations[name].dtype
         assert torch.equal(value, rotations[name]), name
-
-
-def test_pure_bf16_learns_at_a_high_rate_and_loses_small_steps(encoder, two_kinds, options):
-    """The low end of the paper's grid is largely rounding: a step below half a unit in the last place is none."""
-    some = two_kinds(steps=30, batch=16)
-
-    def moved(precision, lr):
-        tuner = FineTuner(encoder(), options(precision))
-        before = tuner.fresh(some, 0).state_dict()["encoder.trunk.norm.weight"].clone()
-        model, trained = tuner.finetune(some, SPEC, lr=lr, seed=0)
-        losses = list(trained.losses.values())
-        return (model.state_dict()["encoder.trunk.norm.weight"] != before).any(), losses[-1] / losses[0]
-
-    assert moved("pure-bf16", 5e-3)[1] < 0.5
-    assert not moved("pure-bf16", 1e-5)[0]
-    assert moved("fp32", 1e-5)[0]
-
-
-# ---------------------------------------------------------------- what went wrong before
 
 
 def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, options):

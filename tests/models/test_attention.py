@@ -64,53 +64,14 @@ def masked(causal):
 
 
 @FAMILIES
-class TestEveryFamily:
-    def test_causal_never_sees_the_future(self, make):
-        moved = changed_positions(make(), AttentionPattern(True), at=12)
-        assert not moved[:12].any()
-        assert moved[12:].all()
-
-    def test_bidirectional_does(self, make):
-        assert changed_positions(make(), AttentionPattern(False), at=12).all()
-
-    def test_no_chunk_sees_another(self, make):
-        model = make()
-        late, early = (
-            changed_positions(model, masked(False), at=15),
-            changed_positions(model, masked(False), at=4),
-        )
-        assert not late[:10].any()
-        assert late[10:].all()
-        assert early[:10].all()
-        assert not early[10:].any()
-
-    def test_causal_chunks_see_neither_the_future_nor_each_other(self, make):
-        moved = changed_positions(make(), masked(True), at=15)
-        assert not moved[:15].any()
-        assert moved[15:].all()
-        assert not changed_positions(make(), masked(True), at=4)[10:].any()
-
-    def test_the_same_model_turns_both_ways_and_back(self, make):
-        model = make()
-        ids, positions = inputs()
-        with torch.no_grad():
-            first = model.hidden(ids, positions, AttentionPattern(True))
-            model.hidden(ids, positions, AttentionPattern(False))
-            assert torch.equal(first, model.hidden(ids, positions, AttentionPattern(True)))
-
-    def test_the_probe_passes(self, make):
-        probe(make(), vocab=64)
-
-    def test_a_chunk_is_as_if_alone(self, make):
-        """Attention and positions inside a chunk: packing changes nothing but the company."""
-        model = make()
-        ids, _ = inputs()
-        positions = torch.cat([torch.arange(10), torch.arange(T - 10)])[None]
-        chunk = AttentionPattern(False, mask=segment_mask(segments()[:1], causal=False))
-        with torch.no_grad():
-            packed = model.hidden(ids[:1], positions, chunk)
-            alone = model.hidden(ids[:1, 10:], torch.arange(T - 10)[None], AttentionPattern(False))
-        torch.testing.assert_close(packed[:, 10:], alone, rtol=1e-5, atol=1e-5)
+def test_a_token_changes_what_may_see_it_and_nothing_else(make):
+    """The same model turns both ways and back; within chunks and across whole rows."""
+    model = make()
+    for causal in (True, False, True):
+        for pattern, apart in ((AttentionPattern(causal), False), (masked(causal), True)):
+            for at in (4, 12, 15):
+                expected = allowed_by(causal, None, apart)[0, :, at]
+                assert torch.equal(changed_positions(model, pattern, at), expected)
 
 
 @pytest.mark.parametrize(
@@ -169,19 +130,6 @@ def test_windows_equal_transformers_and_end_at_the_boundaries_of_chunks(family):
     assert (theirs_of(ids) - right).abs().max() > 1e-3, "the window must matter"
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("window", [1, 2, 7, T, 3 * T])
-def test_a_window_is_a_band_of_the_mask(window, causal):
-    """One attention by hand: a window counts the token itself, backwards, or to both sides."""
-    query, key, value = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0))
-    out, _ = attend(nn.Module(), query, key, value, None, pattern=masked(causal), sliding_window=window)
-    distance = torch.arange(T)[:, None] - torch.arange(T)[None, :]
-    near = (distance < window) & (distance >= 0 if causal else distance > -window)
-    band = near & segment_mask(segments(), causal=False)
-    scores = (query @ key.transpose(-1, -2) / 8**0.5).masked_fill(~band, float("-inf"))
-    torch.testing.assert_close(out, (scores.softmax(-1) @ value).transpose(1, 2), rtol=1e-5, atol=1e-5)
-
-
 def written_out(query, key, value, allowed, *, softcap=None, sinks=None, scaling=None):
     """One token of one head of one row at a time, in double precision; `allowed` is (B, T, T)."""
     rows, heads, length, width = query.shape
@@ -221,45 +169,32 @@ def pattern_by(causal, how):
 
 
 EXTRAS = {
+    "plain": {},
     "softcap": {"softcap": 1.5},
     "sinks": {"s_aux": torch.tensor([-1.0, 0.0, 1.0, 2.5])},
     "both": {"softcap": 1.5, "s_aux": torch.tensor([-1.0, 0.0, 1.0, 2.5]), "scaling": 0.7},
 }
 
 
+# Plain attention by boundaries is a kernel of the GPU.
+WRITTEN_OUT = [(extra, how) for extra in EXTRAS for how in ("mask", "whole")]
+WRITTEN_OUT += [(extra, "boundaries") for extra in EXTRAS if extra != "plain"]
+WINDOWS = [(None, True), (1, True), (4, True), (4, False), (3 * T, True)]
+
+
 @pytest.mark.parametrize("causal", [True, False], ids=["causal", "both-ways"])
-@pytest.mark.parametrize("how", ["mask", "boundaries", "whole"])
-@pytest.mark.parametrize("window", [None, 4], ids=["", "window"])
-@pytest.mark.parametrize("more", EXTRAS.values(), ids=EXTRAS)
-def test_caps_and_sinks_are_those_of_the_written_out_attention(more, window, how, causal):
-    generator = torch.Generator().manual_seed(0)
+@pytest.mark.parametrize(("window", "windows"), WINDOWS)
+@pytest.mark.parametrize(("extra", "how"), WRITTEN_OUT)
+def test_windows_caps_and_sinks_are_those_of_the_written_out_attention(extra, how, window, windows, causal):
+    """A window counts the token itself, to both sides if attention is bidirectional; `windows=False` opens those."""
+    more, generator = EXTRAS[extra], torch.Generator().manual_seed(0)
     query = 3 * torch.randn(2, 4, T, 8, generator=generator)
     key, value = torch.randn(2, 2, 2, T, 8, generator=generator)
-    out, _ = attend(
-        nn.Module(), query, key, value, None, pattern=pattern_by(causal, how), sliding_window=window, **more
-    )
-    right = written_out(
-        query,
-        key,
-        value,
-        allowed_by(causal, window, apart=how != "whole"),
-        softcap=more.get("softcap"),
-        sinks=more.get("s_aux"),
-        scaling=more.get("scaling"),
-    )
-    torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("more", [{}, EXTRAS["both"]], ids=["plain", "written out"])
-@pytest.mark.parametrize("windows", [True, False], ids=["symmetric", "opened"])
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both-ways"])
-def test_windows_are_opened_only_where_attention_goes_both_ways(causal, windows, more):
-    query, key, value = torch.randn(3, 2, 4, T, 8, generator=torch.Generator().manual_seed(0))
-    pattern = replace(masked(causal), windows=windows)
-    out, _ = attend(nn.Module(), query, key, value, None, pattern=pattern, sliding_window=4, **more)
-    holds = 4 if causal or windows else None
-    named = {"sinks" if name == "s_aux" else name: one for name, one in more.items()}
-    right = written_out(query, key, value, allowed_by(causal, holds, apart=True), **named)
+    pattern = replace(pattern_by(causal, how), windows=windows)
+    out, _ = attend(nn.Module(), query, key, value, None, pattern=pattern, sliding_window=window, **more)
+    allowed = allowed_by(causal, window if causal or windows else None, apart=how != "whole")
+    named = {"sinks" if name == "s_aux" else name: setting for name, setting in more.items()}
+    right = written_out(query, key, value, allowed, **named)
     torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
 
 

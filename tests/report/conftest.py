@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
 import sys
@@ -181,33 +182,25 @@ def evidence_of(tmp_path_factory):
         finetune = plan.study.finetune
         known, grids = models(plan), {}
         shape = len(finetune.lrs), len(finetune.seeds)
-        for model in known.values():
-            for result in model.results:
-                for task in finetune.tasks:
-                    names = (METRICS[task.family], *metrics)
-                    test = np.asarray(score(model, task, shape), dtype=float) / 100
-                    chosen = test if validation is None else np.asarray(validation(model, task, shape)) / 100
-                    grids[result, task.name] = ScoreGrid(
-                        result=result,
-                        task=task,
-                        metric=names[0],
-                        lrs=tuple(sorted(finetune.lrs)),
-                        seeds=tuple(sorted(finetune.seeds)),
-                        keys=tuple(tuple(f"{lr}-{seed}" for seed in finetune.seeds) for lr in finetune.lrs),
-                        validation=dict.fromkeys(names, chosen),
-                        test=dict.fromkeys(names, test),
-                        seconds=np.where(np.isfinite(test), seconds, np.nan),
-                        examples=0,
-                        machines=machines,
-                    )
-        return Evidence(
-            plan,
-            store,
-            known,
-            {task.name: task for task in finetune.tasks},
-            grids,
-            {},
-            published=PAPER.published,
-        )
+        tasks = {task.name: task for task in finetune.tasks}
+        results = [(model, result) for model in known.values() for result in model.results]
+        for (model, result), task in itertools.product(results, tasks.values()):
+            names = (METRICS[task.family], *metrics)
+            test = np.asarray(score(model, task, shape), dtype=float) / 100
+            chosen = test if validation is None else np.asarray(validation(model, task, shape)) / 100
+            grids[result, task.name] = ScoreGrid(
+                result=result,
+                task=task,
+                metric=names[0],
+                lrs=tuple(sorted(finetune.lrs)),
+                seeds=tuple(sorted(finetune.seeds)),
+                keys=tuple(tuple(f"{lr}-{seed}" for seed in finetune.seeds) for lr in finetune.lrs),
+                validation=dict.fromkeys(names, chosen),
+                test=dict.fromkeys(names, test),
+                seconds=np.where(np.isfinite(test), seconds, np.nan),
+                examples=0,
+                machines=machines,
+            )
+        return Evidence(plan, store, known, tasks, grids, {}, published=PAPER.published)
 
     return evidence

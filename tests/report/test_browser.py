@@ -100,18 +100,6 @@ def shown(page, table, column=0):
     ]
 
 
-def test_the_answer_stands_at_the_top(visit, built):
-    page = visit()
-    assert page.title() == "three: Is it so?"
-    assert page.locator("h1").inner_text() == "Is it so?"
-    assert page.locator("html").get_attribute("lang") == "en"
-    answer = page.locator(".verdict")
-    assert answer.inner_text() == built.content.headline.answer
-    assert answer.bounding_box()["y"] < 500
-    links = page.locator(".bar nav a").all_inner_texts()
-    assert links[:5] == ["Answer", "Claims", "Figures", "Scores", "Runs"]
-
-
 def test_tables_sort_by_value_say_so_and_filter_by_every_word(visit, built):
     page = visit()
     page.locator('[data-unfold="t-families"]').click()
@@ -303,7 +291,7 @@ def test_paper_is_light_and_shows_everything(visit, built):
 @contextlib.contextmanager
 def watched(plan, store, folder):
     """A watcher and its server, until the end of the block."""
-    watcher = Watcher(lambda: plan, store, folder, say=print, stop=threading.Event())
+    watcher = Watcher(lambda: plan, store, folder, say=print)
     watcher.look()
     with listen(0) as server:
         server.watcher = watcher

@@ -4,6 +4,7 @@ import csv
 import html
 import io
 import json
+import math
 import os
 import re
 import shutil
@@ -15,9 +16,10 @@ import pytest
 from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
 from biphase.papers.gisserot2025 import PAPER
-from biphase.report.build import KNOWN, build, escape, latex, markdown
+from biphase.report.build import KNOWN, build, escape, latex
 from biphase.report.content import collect
-from biphase.report.page.render import AxisScale, Mark, drawing, inside_script
+from biphase.report.page.render import VERDICTS, AxisScale, Mark, drawing, inside_script, markdown
+from biphase.report.statistics.intervals import Estimate
 from biphase.store import Store
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
@@ -31,12 +33,6 @@ def texts(folder: Path) -> dict[str, bytes]:
         for path in sorted(folder.rglob("*"))
         if path.is_file()
     }
-
-
-def data_of(page: str, name: str):
-    return json.loads(
-        re.search(rf'<script type="application/json" id="data-{name}">(.*?)</script>', page, re.S)[1]
-    )
 
 
 def words(page: str) -> str:
@@ -66,32 +62,22 @@ def summary(page, claim):
 
 
 def test_everything_is_written_and_what_can_no_longer_be_drawn_is_taken_away(ledger, tmp_path):
-    figures = tmp_path / "report" / "figures"
-    figures.mkdir(parents=True)
+    folder = tmp_path / "report"
+    (folder / "figures").mkdir(parents=True)
     for name in ("robustness.svg", "efficiency-flops.pdf", "mine.svg", "tree.txt"):
-        (figures / name).write_text("old")
-    built = build(*ledger, tmp_path / "report")
-    left = {path for path in figures.iterdir() if path.read_bytes() == b"old"}
-    assert {path.name for path in left} == {"mine.svg", "tree.txt"}, "files of others stay"
-    for path in left:
-        path.unlink()
-    made = texts(tmp_path / "report")
-    ids = [figure.id for figure in built.content.figures]
-    assert set(ids) <= set(KNOWN)
-    assert {"objectives", "losses", "tree", "costs"} <= set(ids)
+        (folder / "figures" / name).write_text("old")
+    built = build(*ledger, folder)
+    made = texts(folder)
+    left = {name for name, content in made.items() if content == b"old"}
+    assert left == {"figures/mine.svg", "figures/tree.txt"}, "files of others stay"
+    ids = {figure.id for figure in built.content.figures}
+    assert {"objectives", "losses", "tree", "costs"} <= ids <= {*KNOWN}
     for name in ids:
         assert made[f"figures/{name}.svg"].startswith(b"<svg")
         assert made[f"figures/{name}.pdf"].startswith(b"%PDF")
-    assert {
-        *CSVS,
-        "report.html",
-        "report.md",
-        "tables/families.tex",
-        "tables/tasks.tex",
-        "tables/claims.tex",
-    } <= set(made)
-    assert sorted(made) == sorted(path.relative_to(tmp_path / "report").as_posix() for path in built.files)
-    assert not any(".part" in name for name in made)
+    tables = {f"tables/{name}.tex" for name in ("families", "tasks", "claims")}
+    assert {*CSVS, "report.html", "report.md", *tables} <= {*made}
+    assert {*made} - left == {path.relative_to(folder).as_posix() for path in built.files}
     assert str(built.page) in built.words()
     assert built.content.headline.answer in built.words()
     told = json.loads(json.dumps(built.to_json()))
@@ -114,30 +100,8 @@ def test_the_same_ledger_gives_the_same_bytes_wherever_it_lies(ledger, tmp_path)
         assert str(tmp_path).encode() not in content, name
 
 
-def test_words_of_a_user_are_only_words(invent, run, grid, tmp_path):
-    name = 'x"><img src=q onerror=alert(1)>&'
-    study = Study(
-        name,
-        (run(name, Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20))),
-        grid("squad"),
-        papers="gisserot2025",
-    )
-    plan, store = invent(study, tmp_path / "store")
-    plan = replace(plan, question="</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?")
-    built = build(plan, store, tmp_path / "report", static=False)
-    page = built.page.read_text()
-    own = page.split('<script type="text/plain" id="vega">')[0]
-    assert "<img" not in own
-    assert "alert(2)</script>" not in own
-    assert "<script>alert(2)" not in own
-    assert "</script><script>alert(2)</script> {{ 7 * 7 }} <!-- ?" in words(own)
-    assert name in data_of(page, "tables")["families"]["cells"][0]["all"]
-    assert "<img" not in built.page.with_name("report.md").read_text().replace("\\<img", "")
-
-
 def test_a_study_that_has_just_begun_has_a_report(three, planned, tmp_path):
-    store = Store(tmp_path / "store")
-    built = build(planned(three), store, tmp_path / "report")
+    built = build(planned(three), Store(tmp_path / "store"), tmp_path / "report")
     page = words(built.page.read_text())
     assert "0 of 180" in page
     assert "4 results not pretrained" in page
@@ -145,9 +109,8 @@ def test_a_study_that_has_just_begun_has_a_report(three, planned, tmp_path):
 
 
 def test_a_study_that_only_pretrains_has_a_report(planned, run, tmp_path):
-    built = build(
-        planned(run("clm", Stage(CLM(), 20))), Store(tmp_path / "store"), tmp_path / "report", static=False
-    )
+    plan = planned(run("clm", Stage(CLM(), 20)))
+    built = build(plan, Store(tmp_path / "store"), tmp_path / "report", static=False)
     page = words(built.page.read_text())
     assert "fine-tunes nothing" in page
     assert built.content.findings == (), "one model compares with nothing"
@@ -157,10 +120,8 @@ def test_a_study_that_only_pretrains_has_a_report(planned, run, tmp_path):
 
 def test_the_report_of_an_evaluated_model_says_nothing_of_the_paper(invent, grid, tmp_path):
     model = Pretrain("bert", start=Hub("some/bert", revision="1" * 40))
-    plan, store = invent(
-        Study("evaluate-bert", (model,), grid("sst2")), tmp_path / "store", means={"bert": 90.0}
-    )
-    built = build(plan, store, tmp_path / "report", static=False)
+    study = Study("evaluate-bert", (model,), grid("sst2"))
+    built = build(*invent(study, tmp_path / "store"), tmp_path / "report", static=False)
     assert built.content.findings == ()
     for text in (words(built.page.read_text()), (tmp_path / "report" / "report.md").read_text()):
         assert "bert" in text
@@ -188,7 +149,7 @@ def test_a_file_that_cannot_be_put_in_place_leaves_the_old_one_and_no_draft(ledg
     before = (folder / "report.html").read_bytes()
     (folder / "report.md").unlink()
     (folder / "report.md").mkdir()
-    with pytest.raises(SpecError, match=r"report\.md"):
+    with pytest.raises(SpecError, match=r"report\.md.*--out"):
         build(*ledger, folder, static=False)
     assert (folder / "report.html").read_bytes() == before
     assert not list(folder.rglob("*.part"))
@@ -207,31 +168,27 @@ def test_what_was_not_asked_for_is_not_shown_as_missing(invent, run, grid, tmp_p
     assert "<small>0/0</small>" not in page.read_text()
 
 
-@pytest.mark.parametrize("place", ["taken", "taken/below"])
-def test_a_folder_that_cannot_be_written_is_told_with_the_option_that_chose_it(ledger, tmp_path, place):
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(SpecError, match=r"taken.*--out"):
-        build(*ledger, tmp_path / place, static=False)
-
-
 def test_energy_is_told_where_it_was_measured(ledger, rewrite, tmp_path):
     plan, store = ledger
-    for path in store.checkpoints.iterdir():
-        rewrite(path, "checkpoint.json", lambda about: about["progress"].pop("joules", None))
-    before = build(plan, store, tmp_path / "one", static=False)
-    assert before.content.provenance.joules is None
-    assert "Energy" not in words(before.page.read_text())
+
+    def energy(spent):
+        for key in plan.jobs:
+            rewrite(
+                store.checkpoints / key,
+                "checkpoint.json",
+                lambda about, key=key: about["progress"].update(joules=spent.get(key)),
+            )
+        built = build(plan, store, tmp_path / "report", static=False)
+        return dict(built.content.provenance.spent).get("Energy", ""), words(built.page.read_text())
+
+    told, page = energy({})
+    assert not told
+    assert "Energy" not in page
     spent = {key: 3.6e6 * place for place, key in enumerate(plan.jobs, 1)}
-    for key, joules in spent.items():
-        rewrite(
-            store.checkpoints / key,
-            "checkpoint.json",
-            lambda about, j=joules: about["progress"].update(joules=j),
-        )
     total = sum(joules - spent.get(plan.jobs[key].parent, 0) for key, joules in spent.items())
-    after = build(plan, store, tmp_path / "two", static=False)
-    assert after.content.provenance.joules == pytest.approx(total)
-    assert f"{total / 3.6e6:.2f} kWh" in words(after.page.read_text())
+    told, page = energy(spent)
+    assert told.startswith(f"{total / 3.6e6:.2f} kWh")
+    assert told in page
 
 
 def test_the_page_asks_nothing_of_any_network(page):
@@ -246,22 +203,9 @@ def test_the_page_asks_nothing_of_any_network(page):
     assert page.index("<h1") < page.index("data-figures") < page.index('id="vega"'), "the text comes first"
 
 
-def test_tables_on_the_page_are_those_in_the_files(built, page):
-    tables = data_of(page, "tables")
-    for name in CSVS:
-        table = tables[name.removesuffix(".csv")]
-        columns = [c["all"] if "all" in c else [c["of"][at] for at in c["at"]] for c in table["cells"]]
-        head, *rows = csv.reader(io.StringIO(built.page.with_name(name).read_text()))
-        assert head == table["columns"]
-        assert [list(row) for row in zip(*columns, strict=True)] == rows
-        assert table["rows"] == len(rows)
-
-
 def test_every_claim_has_its_verdict_reason_and_interval_and_untested_ones_are_folded(built, page):
-    css = {"reproduced": "reproduced", "direction only": "direction", "not reproduced": "against"}
-    css |= {"underpowered": "underpowered", "not tested": "untested", "points the other way": "contrary"}
     shown = dict(re.findall(r'<details class="claim" id="claim-(\w+)" data-verdict="(\w+)">', page))
-    assert shown == {one.id: css[one.reads] for one in built.content.findings}
+    assert shown == {one.id: VERDICTS[one.verdict][0] for one in built.content.findings}
     folded = page.split('id="untested-paper">')[1].split("</details>\n    </div>")[0]
     untested = {name for name, verdict in shown.items() if verdict == "untested" and name[0] == "C"}
     assert untested == set(re.findall(r'id="claim-(C\w+)"', folded))
@@ -272,19 +216,16 @@ def test_every_claim_has_its_verdict_reason_and_interval_and_untested_ones_are_f
         assert bool(interval) == (one.verdict != "not tested"), one.id
 
 
-def test_a_claim_that_points_the_other_way_is_not_hidden_as_underpowered(built, page):
-    finding = {one.id: one for one in built.content.findings}["C4"]
-    (part,) = finding.parts
-    assert (finding.verdict, part.supports) == ("underpowered", "underpowered"), "the rule is as it was"
-    assert part.estimate.high < part.margin
-    assert finding.reads == "points the other way"
+def test_verdicts_are_counted_and_their_tables_name_both_sides(built, page):
     rows = rows_of(built, "claims")
-    told = {row["verdict"] for row in rows if row["claim"] == "C4"}
-    assert told == {finding.reads}
-    count = built.content.headline.verdicts[finding.reads]
-    for text in (finding.why, summary(page, "C4"), built.words()):
-        assert finding.reads in text
-    assert f"{count} {finding.reads}" in built.words()
+    for one in built.content.findings:
+        assert {row["verdict"] for row in rows if row["claim"] == one.id} == {one.verdict}
+        if one.verdict == "not reproduced":
+            assert float(next(row["p_refuted"] for row in rows if row["claim"] == one.id)) <= 0.05
+            assert one.verdict in summary(page, one.id)
+    counts = built.content.headline.verdicts
+    assert counts["not reproduced"] > 0
+    assert f"{counts['not reproduced']} not reproduced" in built.words()
     assert all(float(row["detectable"]) <= 100 for row in rows if row["detectable"])
 
 
@@ -313,20 +254,17 @@ def test_a_failed_job_and_damaged_files_are_named_and_the_rest_is_reported(ledge
 def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
     plan, store = ledger
 
-    def trials(result, task):
-        tuned = [
-            one for one in finetunings(plan) if (one.model, one.task.name) == (plan.results[result], task)
-        ]
-        return tuned, [one.trials[0].key for one in tuned]
+    def tuned(result, task):
+        model = plan.results[result]
+        return [one for one in finetunings(plan) if (one.model, one.task.name) == (model, task)]
 
-    _, gone = trials("mlm", "sst2")
-    (failed, *_), (failed_key, *_) = trials("both", "squad")
-    _, (spoiled, *_) = trials("clm", "squad")
-    for key in (*gone, failed_key):
+    gone = [one.trials[0].key for one in tuned("mlm", "sst2")]
+    failed, spoiled = tuned("both", "squad")[0], tuned("clm", "squad")[0]
+    for key in (*gone, failed.trials[0].key):
         shutil.rmtree(store.trials / key)
     why = "the loss was not finite"
     state_ledger.note_failure(plan, store, failed.key, ValueError(why))
-    (store.trials / spoiled / "trial.json").write_text("{}")
+    (store.trials / spoiled.trials[0].key / "trial.json").write_text("{}")
     built = build(plan, store, tmp_path / "report", static=False)
     top, _, below = words(built.page.read_text()).partition("Claims Each claim")
     for fact in ("169 of 180", "11 missing", "1 job failed", "1 file cannot be read"):
@@ -334,9 +272,6 @@ def test_half_a_study_says_at_the_top_what_is_missing(ledger, tmp_path):
     for fact in (why, "trial.json is missing", "— 0/9"):
         assert fact in below
     assert "11 missing" in built.words()
-    rows = {row["key"]: row["missing"] for row in rows_of(built, "trials")}
-    assert rows[failed_key].endswith(why)
-    assert rows[gone[0]] == "not computed"
     text, tex = markdown(built.content), latex(built.content)["families.tex"]
     assert "| mlm | sst2 | 9 | 9 |" in text
     assert next(row for row in text.splitlines() if row.startswith("| mlm |") and "0/9" in row)
@@ -375,10 +310,7 @@ def test_markdown_has_the_answer_every_claim_every_score_figures_and_provenance(
         assert f"](figures/{figure.id}.svg)" in text
         assert f"### {figure.title}" in bare
     assert "svg" not in bare
-    for name, key in content.evidence.plan.tasks.items():
-        assert name.replace("_", r"\_") in text
-        assert key in text
-    assert "2e-5, 5e-5, 2e-4" in text
+    assert all(key in text for key in content.evidence.plan.tasks.values())
 
 
 def test_words_of_a_user_stay_words_in_markdown_and_latex(ledger):
@@ -421,10 +353,14 @@ def test_latex_tables_compile_and_show_the_same_numbers(built):
 # ---------------------------------------------------------------- forest plots
 
 
+def mark(mean, low=math.nan, high=math.nan, **fields):
+    return Mark(Estimate(mean, 0.0, 3, low, high, 0.5, ""), **fields)
+
+
 def test_forest_rows_share_a_scale_with_zero_and_a_long_interval_is_cut_and_marked():
-    mark = Mark(1.0, 0.5, 1.5, examples=(0.2, 1.8), paper=1.2, margin=-0.5)
-    marks = [Mark(1.0, -100.0, 102.0), Mark(2.0, 1.5, 2.5), mark, Mark(float("nan"))]
-    scale = AxisScale(marks)
+    everything = mark(1.0, 0.5, 1.5, examples=(0.2, 1.8), paper=1.2, margin=-0.5)
+    marks = [mark(1.0, -100.0, 102.0), mark(2.0, 1.5, 2.5), everything, mark(math.nan)]
+    scale = AxisScale(marks, 210)
     assert scale.high - scale.low < 20
     assert scale.at(-1.0) < scale.at(0) < scale.at(2.0)
     assert 0 in scale.ticks()

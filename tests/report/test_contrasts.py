@@ -1,4 +1,4 @@
-"""Quantities worked by hand; contrasts paired over seeds, tested against their margin, and over resampled examples."""
+"""Quantities worked by hand; contrasts tested against their margin with moderated variances, and over examples."""
 
 import math
 import shutil
@@ -6,29 +6,24 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy import stats
 from small_studies import K, clm, mlm
 
-from biphase import CATALOG, CLM, MLM, Finetune, Stage, Study
+from biphase import CATALOG, Finetune, Study
 from biphase.papers.gisserot2025 import PAPER
+from biphase.papers.gisserot2025.remarks import Overtaking, crossing
 from biphase.report.contrasts import (
-    AnyOf,
     Contrast,
-    Largest,
-    MeanScore,
+    Measure,
     On,
-    Overtaking,
     ScoreView,
     Spread,
-    crossing,
+    any_of,
     mean,
-    measure,
     slope,
 )
-from biphase.report.evidence import Resamples, gather
+from biphase.report.evidence import Baseline, Resamples, gather
 from biphase.report.selectors import Recipes, Select, comparable_models
-from biphase.report.statistics.intervals import over_seeds
-from biphase.report.verdicts import _part
+from biphase.report.statistics.moderated import cells_of, contrast_of
 
 RATES = (1e-5, 1e-4, 1e-3)
 RUNS = clm(42 * K, "clm"), mlm(42 * K, name="mlm40"), mlm(42 * K, 0.2, "mlm20")
@@ -60,125 +55,109 @@ def any_case(case):
     return *case(scores), scores
 
 
-def read(evidence, quantity):
-    return quantity.measure(ScoreView.of(quantity.models, evidence))
+def view_of(evidence, quantity):
+    return ScoreView.of(quantity.models, quantity.tasks, evidence)
+
+
+def value(evidence, quantity):
+    """The mean of a quantity over seeds."""
+    view = view_of(evidence, quantity)
+    terms = quantity.terms(view).items()
+    return sum(np.nanmean(view.table(evidence.models[name], cells)) for name, cells in terms)
 
 
 def best(scores):
-    return scores.max(axis=0)  # validation scores are the test scores here
+    return scores.max(axis=0).mean()  # validation scores are the test scores here
 
 
 # ---------------------------------------------------------------- quantities
 
 
-def test_quantities_are_computed_seed_by_seed(any_case):
+def test_quantities_are_weighted_sums_of_scores(any_case):
     study, evidence, scores = any_case
     clm, mlm, _ = every = tuple(study.models.values())
     sc, tc = On(study, "SC"), On(study, "TC")
-    tagged = np.stack([best(scores[name, "conll2003"]) for name in NAMES])
+    tagged = np.array([best(scores[name, "conll2003"]) for name in NAMES])
     several = [tc.score(one) for one in every]
     xs = [1.0, 2.5, 3.0]
-    spreads = [np.ptp(scores["mlm40", task], axis=0) for task in TASKS]
+    by_rate = {key: of.mean(axis=1) for key, of in scores.items()}
+    spreads = {name: np.mean([np.ptp(by_rate[name, task]) for task in TASKS]) for name in NAMES}
     for quantity, expected in [
         (sc.score(clm), (best(scores["clm", "sst2"]) + best(scores["clm", "mnli"])) / 2),
         (On(study, "mnli").score(clm), best(scores["clm", "mnli"])),
         (tc.gap(mlm, clm), tagged[1] - tagged[0]),
         (0.1 * tc.gap(mlm, clm), 0.1 * (tagged[1] - tagged[0])),
-        (tc.gap(mlm, clm) + tc.gap(clm, mlm), np.zeros(2)),
-        (mean(several), tagged.mean(axis=0)),
-        (slope(zip(xs, several, strict=True)), [np.polyfit(xs, column, 1)[0] for column in tagged.T]),
-        (sc.spread_of_rates(mlm), np.mean(spreads, axis=0)),
-        (tc.spread(every), np.ptp(tagged, axis=0)),
-        (Largest(tuple(several)), tagged.max(axis=0)),
+        (tc.gap(mlm, clm) + tc.gap(clm, mlm), 0),
+        (mean(several), tagged.mean()),
+        (slope(zip(xs, several, strict=True)), np.polyfit(xs, tagged, 1)[0]),
+        (sc.sensitivity(mlm, clm), spreads["mlm40"] - spreads["clm"]),
+        (tc.spread(every), np.ptp(tagged)),
     ]:
-        assert read(evidence, quantity) == pytest.approx(np.array([expected]))
+        assert value(evidence, quantity) == pytest.approx(expected)
 
 
-def test_the_best_model_is_chosen_on_validation_and_scored_on_test(case):
+def test_models_and_rates_are_chosen_on_validation_and_scored_on_test(case):
     test = {name: np.full((3, 2), at) for at, name in enumerate(NAMES)}
-    validation = {name: np.full((3, 2), 10.0 - at) for at, name in enumerate(NAMES)}
+    validation = {name: np.full((3, 2), 90.0 - at) for at, name in enumerate(NAMES)}
     study, evidence = case(test, validation)
-    quantity = On(study, "TC").best(tuple(study.models.values()))
-    assert quantity.chosen(ScoreView.of(quantity.models, evidence)).name == "clm"
-    assert read(evidence, quantity) == pytest.approx(np.zeros((1, 2)))
-    # Only the seeds that all models have choose: a good seed of mlm40 does not count.
-    validation = {name: np.full((3, 2), 50.0) for name in NAMES}
-    validation["clm"] = np.array([[60.0, math.nan]] * 3)
-    validation["mlm40"] = np.array([[55.0, 99.0]] * 3)
+    _, mlm, other = every = tuple(study.models.values())
+    tc = On(study, "TC")
+    assert value(evidence, tc.best(every)) == 0  # the best on validation is the worst on test
+    assert value(evidence, tc.spread(every)) == -2
+    test["mlm40"] = np.array([[50.0], [60.0], [70.0]]) + np.zeros(2)
+    validation["mlm40"] = 160 - test["mlm40"]
     study, evidence = case(test, validation)
-    quantity = On(study, "TC").best((study.models["clm"], study.models["mlm40"]))
-    assert quantity.chosen(ScoreView.of(quantity.models, evidence)).name == "clm"
+    assert value(evidence, On(study).sensitivity(mlm, other)) == pytest.approx(-20)
 
 
-def test_a_seed_that_one_model_lacks_is_missing(case):
-    scores = {name: np.full((3, 2), 50.0) for name in NAMES}
-    scores["clm", "mnli"] = np.array([[50.0, 50.0], [50.0, math.nan], [50.0, 50.0]])
+def test_a_task_that_a_model_has_not_learnt_says_nothing_about_its_rates(case):
+    """A model at the floor scores alike at every rate, which is no robustness."""
+    scores = {name: np.array([[70.0], [80.0], [90.0]]) + np.zeros(2) for name in NAMES}
+    scores["clm", "sst2"] = np.full((3, 2), 52.0)
     study, evidence = case(scores)
+    for key, grid in evidence.grids.items():
+        trivial = {grid.metric: Baseline("always the same", 0.5, 0.5)}
+        evidence.grids[key] = replace(grid, baselines={"trivial": trivial})
     clm, mlm, _ = study.models.values()
-    on = On(study, "SC")
-    for quantity in (on.gap(mlm, clm), on.spread_of_rates(clm), on.spread((clm, mlm))):
-        assert np.isnan(read(evidence, quantity)).tolist() == [[False, True]]
+    quantity = On(study).sensitivity(mlm, clm)
+    view = view_of(evidence, quantity)
+    assert {task for task, _, _ in quantity.terms(view)["clm"]} == {"mnli", "conll2003"}
+    assert "sst2" in quantity.note(view)
+    for task in TASKS:
+        evidence.grids["clm", task] = evidence.grids["clm", "sst2"]
+    assert quantity.terms(view_of(evidence, quantity)) == {}
+    found = Measure(evidence)(Contrast("c", quantity, "{}", "{}"))
+    assert (found.missing, found.note) == (True, "no task that both have learnt")
 
 
-def test_pretraining_seeds_are_paired_by_seed(plan_of, evidence_of):
-    runs = [replace(one, name=f"{one.name}-{seed}", seed=seed) for one in RUNS[:2] for seed in (1, 2)]
-    plan = plan_of(replace(STUDY, runs=(*runs, replace(RUNS[0], name="clm-0", seed=0))))
-    evidence = evidence_of(plan, lambda model, task, shape: np.zeros(shape))
-    for result, level in {"clm-0": 9, "clm-1": 1, "clm-2": 2, "mlm40-1": 11, "mlm40-2": 22}.items():
-        evidence.grids[result, "conll2003"].test["sentence_f1"][:] = level / 100
-    study = comparable_models(plan, evidence.models)
-    clm, mlm = (
-        next(one for one in study.models.values() if one.recipe.kind == kind) for kind in ("clm", "mlm")
-    )
-    found = read(evidence, On(study, "TC").gap(mlm, clm))
-    assert found == pytest.approx(np.array([[10.0] * 2, [20.0] * 2]))
-
-
-def test_the_predicted_variance_is_that_of_scores_drawn_anew(any_case):
+def test_the_predicted_variance_is_that_of_independent_scores(any_case):
     study, _, _ = any_case
     noise = {"sst2": 0.3, "mnli": 0.5, "conll2003": 0.2}
-    clm, mlm, _ = study.models.values()
+    clm, mlm, _ = every = tuple(study.models.values())
     sc, tc = On(study, "SC"), On(study, "TC")
-    draw = np.random.default_rng(3)
-    scores = {
-        (model, task): draw.normal(0, noise[task], 20_000)
-        for model in study.models.values()
-        for task in noise
-    }
-
-    def value(quantity):
-        if isinstance(quantity, MeanScore):
-            return np.mean([scores[quantity.models[0], task] for task in quantity.tasks], axis=0)
-        return sum(weight * value(part) for weight, part in quantity.terms)
-
-    for quantity in (
-        sc.score(clm),
-        sc.gap(mlm, clm),
-        0.1 * sc.gap(mlm, clm) - tc.gap(mlm, clm),
-        slope((x, tc.score(one)) for x, one in enumerate(study.models.values())),
-    ):
-        sd = math.sqrt(quantity.variance(noise.__getitem__))
-        assert sd == pytest.approx(np.std(value(quantity)), rel=0.03)
-    # A spread is assumed to be as noisy as a difference of two.
-    single = sc.score(clm).variance(lambda task: 0.3)
-    assert single == pytest.approx(0.3**2 / 2)
-    rates = replace(sc.spread_of_rates(clm), on=("sst2", "mnli"))
-    for quantity, times in ((sc.spread((clm, mlm)), 2), (rates, 2), (sc.best((clm, mlm)), 1)):
-        assert quantity.variance(lambda task: 0.3) == pytest.approx(times * single)
-    assert Largest((sc.score(clm), sc.score(mlm))).variance(lambda task: 0.3) == pytest.approx(single)
+    single = (0.3**2 + 0.5**2) / 4
+    for quantity, expected in [
+        (sc.score(clm), single),
+        (sc.gap(mlm, clm), 2 * single),
+        (0.1 * sc.gap(mlm, clm) - tc.gap(mlm, clm), 2 * (0.01 * single + 0.04)),
+        (slope((x, tc.score(one)) for x, one in enumerate(every)), 2 * 0.25 * 0.04),
+        (sc.spread((clm, mlm)), 2 * single),
+        (replace(sc.sensitivity(clm, mlm), tasks=("sst2", "mnli")), 4 * single),
+        (sc.best((clm, mlm)), single),
+    ]:
+        assert quantity.variance(noise.__getitem__, lambda model: 5) == pytest.approx(expected / 5)
 
 
 def test_published_values_exist_for_families_in_the_papers_metric(any_case):
     study, _, _ = any_case
     clm, mlm, _ = study.models.values()
-    sc, tc = On(study, "SC"), On(study, "TC")
+    sc = On(study, "SC")
     for quantity, expected in [
         (sc.score(clm), 83.58),
         (On(study, "sst2").score(clm), None),
         (On(study, "TC", "entity_f1").score(clm), None),
         (sc.gap(mlm, clm), 3.42),
         (sc.gap(mlm, clm) - On(study, "sst2").score(clm), None),
-        (Largest((sc.gap(mlm, clm), tc.gap(mlm, clm))), 3.42),
         (Spread((sc.score(clm), sc.score(mlm))), None),
     ]:
         assert quantity.published(PAPER.published) == (expected and pytest.approx(expected))
@@ -193,7 +172,7 @@ SCORES = {
     "mlm40": [[81.0, 81.6, 81.9, 81.1]],
     "mlm20": [[80.4, 80.2, 81.3, 80.1]],
 }
-GAP = np.subtract(SCORES["mlm40"], SCORES["clm"])[0]
+GAP = np.mean(SCORES["mlm40"]) - np.mean(SCORES["clm"])
 
 
 def contrast(study, more="mlm40", less="clm", on="SC", **fields):
@@ -205,109 +184,147 @@ def contrast(study, more="mlm40", less="clm", on="SC", **fields):
 def measured(case):
     """The result of a contrast, or of any of several (more, less), with some scores changed."""
 
-    def made(*pairs, study=ONE_TASK, any_of=False, changed=None, **fields):
+    def made(*pairs, study=ONE_TASK, several=False, changed=None, **fields):
         comparable, evidence = case(SCORES | (changed or {}), study=study)
         options = tuple(contrast(comparable, *pair, **fields) for pair in pairs or [("mlm40", "clm")])
-        return measure(AnyOf("any", options, paper=2.0) if any_of else options[0], evidence, None)
+        return Measure(evidence)(any_of("any", options, paper=2.0) if several else options[0])
 
     return made
 
 
 @pytest.mark.parametrize("margin", [0.0, -0.5, 0.9])
-def test_differences_are_paired_by_seed_and_tested_against_the_margin(measured, margin):
+def test_a_difference_is_tested_with_the_variances_of_all_models(measured, margin):
     found = measured(margin=margin)
-    low, high = stats.t.interval(0.95, 3, GAP.mean(), stats.sem(GAP))
-    assert (found.estimate.low, found.estimate.high) == pytest.approx((low, high))
-    assert found.estimate.p == pytest.approx(stats.ttest_1samp(GAP, margin).pvalue)
-    assert found.excess == pytest.approx(GAP.mean() - margin)
+    cells = cells_of(np.concatenate([SCORES[name] for name in NAMES]))
+    parts = np.array([0, 1])
+    expected = contrast_of(np.asarray(GAP), cells.variance[parts] / 4, cells.df[parts], margin)
+    assert found.estimate.mean == pytest.approx(GAP)
+    assert (found.estimate.low, found.estimate.high) == pytest.approx(
+        (float(expected.low), float(expected.high))
+    )
+    assert (found.above, found.below) == pytest.approx((float(expected.above), float(expected.below)))
+    assert found.excess == pytest.approx(GAP - margin)
     assert (found.models, found.shape, found.examples) == (("mlm40", "clm"), (1, 4), None)
-    assert found.says == f"mlm40 scores 0.97 ± {(high - low) / 2:.2f} above"
+    assert found.says == f"mlm40 scores {GAP:.2f} ± {found.half:.2f} above"
+
+
+def test_noise_is_learnt_at_every_learning_rate(case):
+    """At one rate four seeds say little; at thirty rates of the same task they say much."""
+    draw = np.random.default_rng(4)
+    few, many = (
+        replace(ONE_TASK, finetune=replace(ONE_TASK.finetune, lrs=lrs))
+        for lrs in ((1e-5,), tuple(np.geomspace(1e-6, 1e-3, 30)))
+    )
+    widths = []
+    for made in (few, many):
+        # The last rate is the best for every seed.
+        rates = len(made.finetune.lrs)
+        scores = {
+            name: draw.normal(70, 0.5, (rates, 4)) + np.linspace(0, 20, rates)[:, None] for name in NAMES
+        }
+        study, evidence = case(
+            scores | {name: [*of[:-1], SCORES[name][0]] for name, of in scores.items()}, study=made
+        )
+        widths.append(Measure(evidence)(contrast(study)).half)
+    assert widths[1] < widths[0]
 
 
 def test_the_clearest_of_several_is_corrected_for_their_number(measured):
     pairs = ("mlm20", "clm"), ("mlm40", "clm"), ("mlm20", "mlm40"), ("clm", "mlm40")
-    found, alone = measured(*pairs, any_of=True), measured()
+    found, alone = measured(*pairs, several=True), measured()
     assert (found.title, found.contrast.title, found.paper, found.tries) == ("any", "mlm40 over clm", 2.0, 4)
     assert found.estimate.mean == alone.estimate.mean
-    assert found.estimate.p == pytest.approx(4 * alone.estimate.p)
-    assert found.estimate.low == pytest.approx(over_seeds(GAP, 1 - 0.05 / 4).low)
+    assert found.above == pytest.approx(4 * alone.above)
+    assert found.below == pytest.approx(max(measured(pair).below for pair in pairs))
+    assert found.estimate.low < alone.estimate.low
     assert "clearest of 4 comparisons: mlm40 over clm" in found.note
     # Where no option holds, the least contrary represents all.
-    found = measured(("clm", "mlm40"), ("clm", "mlm20"), any_of=True)
+    found = measured(("clm", "mlm40"), ("clm", "mlm20"), several=True)
     assert found.contrast.title == "clm over mlm20"
-    assert found.estimate.p == pytest.approx(min(1, 2 * measured(("clm", "mlm20")).estimate.p))
-
-
-def test_options_that_are_missing_or_without_noise_are_not_the_clearest(measured):
-    pairs = ("mlm40", "clm"), ("mlm40", "mlm20")
     missing = {"mlm20": [[math.nan] * 4]}
-    found = measured(*pairs, any_of=True, changed=missing)
-    assert found.estimate.p == measured().estimate.p
+    found = measured(("mlm40", "clm"), ("mlm40", "mlm20"), several=True, changed=missing)
+    assert found.above == measured(changed=missing).above
     assert found.note.endswith("; 1 more are not complete")
-    none = measured(pairs[1], any_of=True, changed=missing)
+    none = measured(("mlm40", "mlm20"), several=True, changed=missing)
     assert (none.missing, none.title) == (True, "any")
-    shifted = {"mlm20": np.add(SCORES["clm"], 5)}  # every seed gives the same difference
-    found = measured(("mlm20", "clm"), ("mlm40", "clm"), any_of=True, changed=shifted)
-    assert found.contrast.title == "mlm40 over clm"
-    assert found.estimate.p == pytest.approx(2 * measured().estimate.p)
-    alone = measured(("mlm20", "clm"), any_of=True, changed=shifted)
-    assert (alone.title, alone.paper, alone.alike) == ("any", 2.0, True)
 
 
 def test_what_is_missing_says_why(measured, case):
     nan = math.nan
-    found = measured(changed={"clm": [[80.0, nan, nan, nan]]})
-    assert (found.missing, found.note, found.says) == (True, "not yet: 5 of 8 scores done", "")
-    assert math.isnan(_part(found, 0.05, 0.05).detectable)
+    found = measured(changed={"clm": [[nan] * 4]})
+    assert (found.missing, found.note, found.says) == (True, "not yet: 4 of 8 scores done", "")
     one = replace(ONE_TASK, finetune=replace(ONE_TASK.finetune, seeds=(0,)))
     single = measured(study=one, changed={name: [row[0][:1]] for name, row in SCORES.items()})
-    assert "one seed" in single.note
-    assert single.estimate.mean == pytest.approx(1.0)
-    study, evidence = case(SCORES | {"clm": [[80.0, nan, nan, nan]]}, study=ONE_TASK)
+    assert "two seeds" in single.note
+    assert (single.missing, single.estimate.mean) == (True, pytest.approx(1.0))
+    study, evidence = case(SCORES | {"clm": [[nan] * 4]}, study=ONE_TASK)
     grid = evidence.grids["clm", "sst2"]
-    for failed, note in ((2, "not yet: 5 of 8 scores done, 2 failed"), (3, "5 of 8 scores done, 3 failed")):
-        evidence.grids["clm", "sst2"] = replace(grid, missing=dict.fromkeys("abc"[:failed], "diverged"))
-        found = measure(contrast(study), evidence, None)
+    for failed, note in ((2, "not yet: 4 of 8 scores done, 2 failed"), (4, "4 of 8 scores done, 4 failed")):
+        evidence.grids["clm", "sst2"] = replace(grid, missing=dict.fromkeys("abcd"[:failed], "diverged"))
+        found = Measure(evidence)(contrast(study))
         assert found.note.startswith(note)
         assert (found.lost, found.missing) == (failed, True)
     study, evidence = case(SCORES, study=ONE_TASK)
     gap = On(study, "SC", "entity_f1").gap(study.models["mlm40"], study.models["clm"])
-    assert "was not scored" in measure(replace(contrast(study), quantity=gap), evidence, None).note
+    assert "was not scored" in Measure(evidence)(replace(contrast(study), quantity=gap)).note
 
 
-def test_an_incomplete_seed_is_left_out(measured):
-    found = measured(changed={"clm": [[80.0, math.nan, 81.0, 80.2]]})
-    assert (found.estimate.n, found.shape) == (3, (1, 3))
-    assert found.estimate.mean == pytest.approx(np.mean([1.0, 0.9, 0.9]))
+def test_a_model_whose_seeds_are_alike_or_single_borrows_the_noise_of_the_others(measured):
+    usual = measured()
+    for few in ([[80.4] * 4], [[80.4, math.nan, math.nan, math.nan]]):
+        found = measured(changed={"clm": few})
+        assert found.estimate.mean == pytest.approx(np.mean(SCORES["mlm40"]) - 80.4)
+        assert found.half > 0.5 * usual.half
+    alike = measured(
+        changed={name: [[level] * 4] for level, name in zip((80.0, 81.0, 80.5), NAMES, strict=True)}
+    )
+    assert (alike.missing, alike.estimate.mean) == (True, 1.0)
+    assert "no noise to judge it by" in alike.note
 
 
-@pytest.mark.parametrize("by", [1.0, -1.0, 0.0])
-def test_seeds_that_are_all_alike_prove_nothing(measured, by):
-    found = measured(changed={"clm": np.subtract(SCORES["mlm40"], by)})
-    assert (found.alike, found.missing, found.p) == (True, False, 1.0)
-    assert found.estimate.mean == pytest.approx(by)
-    assert _part(found, 0.05, 0.05).detectable == math.inf
-    assert "same number" in found.note
+def test_models_are_compared_at_the_learning_rates_that_both_have(case):
+    """A checkpoint that was tuned at one rate is not compared with the best of three."""
+    scores = {name: np.array([[70.0], [80.0], [90.0]]) + np.arange(2) for name in NAMES}
+    study, evidence = case(scores)
+    for task in TASKS:
+        grid = evidence.grids["clm", task]
+        evidence.grids["clm", task] = replace(grid, keys=(("", ""), grid.keys[1], ("", "")))
+    found = Measure(evidence)(contrast(study))
+    assert found.estimate.mean == 0
+    assert "sst2, mnli" in found.note
+    both = Measure(evidence)(contrast(study, "mlm40", "mlm20"))
+    assert (both.estimate.mean, both.note) == (0, "")
 
 
-def test_models_without_a_common_pretraining_seed_are_paired_in_order(plan_of, evidence_of):
-    def several(*seeds):
-        runs = [
-            replace(one, name=f"{one.name}-{seed}", seed=seed)
-            for one, some in zip(RUNS, seeds, strict=False)
-            for seed in some
-        ]
-        plan, draw = plan_of(replace(ONE_TASK, runs=tuple(runs))), np.random.default_rng(5)
-        evidence = evidence_of(plan, lambda model, task, shape: draw.normal(80, 1, shape))
-        study = comparable_models(plan, evidence.models)
-        clm, mlm = study.models
-        return measure(contrast(study, mlm, clm), evidence, None)
+def test_pretraining_seeds_are_the_unit_where_there_are_several(plan_of, evidence_of):
+    runs = [replace(one, name=f"{one.name}-{seed}", seed=seed) for one in RUNS[:2] for seed in (1, 2, 4)]
+    plan = plan_of(replace(ONE_TASK, runs=tuple(runs)))
+    evidence = evidence_of(plan, lambda model, task, shape: np.zeros(shape))
+    draw = np.random.default_rng(5)
+    for name in plan.results:
+        level = 0.8 + 0.01 * name.startswith("mlm") + 0.01 * draw.normal()
+        evidence.grids[name, "sst2"].test["accuracy"][:] = level + draw.normal(0, 0.001, 4)
+    study = comparable_models(plan, evidence.models)
+    found = Measure(evidence)(contrast(study, "mlm40-1", "clm-1"))
+    means = {
+        name: np.array(
+            [100 * evidence.grids[result, "sst2"].test["accuracy"].mean() for result in model.results]
+        )
+        for name, model in study.models.items()
+    }
+    assert found.estimate.mean == pytest.approx(means["mlm40-1"].mean() - means["clm-1"].mean())
+    assert found.estimate.se >= np.sqrt(sum(of.var(ddof=1) for of in means.values()) / 3) * 0.99
+    assert (found.shape, found.estimate.covers, found.estimate.n) == ((3, 4), "pretraining seeds", 3)
 
-    apart, together = several((1, 2), (3, 4, 5)), several((1, 2, 3), (2, 3))
-    assert (apart.shape, together.shape) == ((2, 4), (2, 4))
-    assert "no pretraining seed in common" in apart.note
-    assert together.note == ""
-    assert apart.estimate.covers == "pretraining and fine-tuning seeds"
+
+def test_the_same_test_has_the_same_key_whichever_claim_makes_it(case):
+    study, evidence = case(SCORES, study=ONE_TASK)
+    measure = Measure(evidence)
+    usual = measure(contrast(study))
+    named = On(study, "SC", "accuracy").gap(study.models["mlm40"], study.models["clm"])
+    assert measure(replace(contrast(study), quantity=named, title="other")).key == usual.key
+    others = [contrast(study, margin=-0.5), contrast(study, "mlm20"), contrast(study, "clm", "mlm40")]
+    assert len({usual.key, *(measure(one).key for one in others)}) == 4
 
 
 # ---------------------------------------------------------------- over test examples
@@ -315,7 +332,7 @@ def test_models_without_a_common_pretraining_seed_are_paired_in_order(plan_of, e
 
 def over_examples(evidence, more="mlm", less="clm", on="SC", draws=None):
     study = comparable_models(evidence.plan, evidence.models)
-    return measure(contrast(study, more, less, on), evidence, draws or Resamples(evidence))
+    return Measure(evidence, draws or Resamples(evidence))(contrast(study, more, less, on))
 
 
 def test_the_interval_over_examples_is_that_of_resampled_differences(ledger):
@@ -333,30 +350,22 @@ def test_the_interval_over_examples_is_that_of_resampled_differences(ledger):
     for keys in grid.keys:
         shutil.rmtree(store.trials / keys[grid.seeds.index(0)])
     found = over_examples(gather(plan, store))
-    means = [some[[1, 2]].mean(dtype=float) for some in values]
+    means = values[0].mean(dtype=float), values[1][[1, 2]].mean(dtype=float)
     assert found.shape == (1, 2)
     assert found.estimate.mean == pytest.approx(100 * (means[0] - means[1]), abs=1e-4)
     assert sum(found.examples) / 2 == pytest.approx(found.estimate.mean, abs=1.0)
 
 
-def test_the_interval_over_examples_needs_two_examples_and_any_pretraining(invent, run, grid, tmp_path):
-    objectives = (("clm", CLM()), ("mlm", MLM(0.4)))
-    runs = tuple(
-        run(f"{name}{seed}", Stage(one, 20), seed=seed) for name, one in objectives for seed in (1, 2)
-    )
-    plan, store = invent(Study("s", runs, grid("squad")), tmp_path, results=("clm2", "mlm2"))
-    evidence = gather(plan, store)
-    found = over_examples(evidence, "mlm1", "clm1", "QA")
-    assert found.shape == (1, 3)
-    assert found.examples[0] < found.estimate.mean < found.examples[1]
-
-    class Two:
-        def of(self, model, task, metric=""):
-            return np.arange(2 * 6.0).reshape(2, 2, 3)
-
+def test_the_interval_over_examples_needs_two_of_them(ledger):
+    evidence = gather(*ledger)
     for place in evidence.grids:
         evidence.grids[place] = replace(evidence.grids[place], examples=1)
-    single = over_examples(evidence, "mlm1", "clm1", "QA", Two())
+
+    class Two:
+        def of(self, model, tasks, metric=""):
+            return np.arange(2 * 3.0).reshape(2, 1, 3)
+
+    single = over_examples(evidence, draws=Two())
     assert (single.missing, single.examples) == (False, None)
 
 
@@ -389,21 +398,18 @@ def test_the_last_crossing_from_below_is_found(curves, expected):
 def overtaking(plan_of, evidence_of):
     """What is said of MLM scores at the four steps, (steps, seeds), beside CLM at 50."""
 
-    def said(masked, seeds=2, pretrainings=(0,)):
+    def said(masked, pretrainings=(0,)):
+        seeds = range(len(masked[0]))
         runs = tuple(
             one(name=f"{word}{seed}", keep=STEPS, seed=seed)
             for word, one in (("clm", clm), ("mlm", mlm))
             for seed in pretrainings
         )
-        plan = plan_of(Study("s", runs, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=range(seeds))))
+        plan = plan_of(Study("s", runs, Finetune((CATALOG["sst2"],), lrs=(1e-5,), seeds=seeds)))
 
         def score(model, task, shape):
-            recipe = model.recipe
-            return (
-                [masked[STEPS.index(recipe.steps)]]
-                if recipe.kind == "mlm" and recipe.steps in STEPS
-                else np.full(shape, 50.0)
-            )
+            kept = model.recipe.kind == "mlm" and model.recipe.steps in STEPS
+            return [masked[STEPS.index(model.recipe.steps)]] if kept else np.full(shape, 50.0)
 
         evidence = evidence_of(plan, score)
         for step in STEPS if len(pretrainings) > 1 else ():
@@ -413,7 +419,7 @@ def overtaking(plan_of, evidence_of):
         (case,) = select.cases(study)
         on = On(study, "SC")
         quantity = on.gap(*case.models)
-        return Overtaking(case, on).remark(ScoreView.of(quantity.models, evidence), quantity)
+        return Overtaking(case, on)(view_of(evidence, quantity), quantity)
 
     return said
 
@@ -448,6 +454,6 @@ def test_curves_that_do_not_cross_in_every_seed_are_described(overtaking, masked
 
 def test_two_pretrainings_with_five_seeds_each_are_not_ten_samples(overtaking):
     rising = np.array([[48.0], [49.0], [51.0], [52.0]]) + np.linspace(0, 0.1, 5)
-    said = overtaking(rising, seeds=5, pretrainings=(1, 2))
+    said = overtaking(rising, pretrainings=(1, 2))
     low, high = (float(one.replace(",", "")) for one in said.split("95%: ")[1].split(")")[0].split(" to "))
     assert high > 5 * low

@@ -10,7 +10,6 @@ from small_studies import K, claims_of, clm, mlm, names, run, study, two
 from biphase import MLM, SIZES, WSD, Claim, Fewer, Stage
 from biphase.papers.gisserot2025 import PAPER as GISSEROT
 from biphase.papers.gisserot2025.published import FAMILY_MEANS, RATES
-from biphase.report.contrasts import AnyOf
 from biphase.report.recipes import models, recipe_of
 from biphase.report.selectors import comparable_models
 
@@ -24,13 +23,6 @@ def found(plan, name):
     return claims_of(plan)[name]
 
 
-def shown(tests):
-    """title → the models of both sides, and the published number."""
-    return {
-        one.title: (names(one.models), None if one.paper is None else round(one.paper, 2)) for one in tests
-    }
-
-
 def test_all_claims_are_there_in_order():
     assert [one.id for one in STATEMENTS] == [
         *(f"C{number}" for number in range(1, 22)),
@@ -41,128 +33,64 @@ def test_all_claims_are_there_in_order():
     assert all(one.needs.startswith("needs ") and not one.needs.endswith(".") for one in STATEMENTS)
 
 
-PAIRS = {size: [f"{size}-mlm40-42k", f"{size}-clm-42k"] for size in ("210m", "610m", "1b")}
-BACK = {size: pair[::-1] for size, pair in PAIRS.items()}
-SIX = [*PAIRS["210m"], *PAIRS["610m"], *PAIRS["1b"]]
-RATIOS = ["mlm20-42k", "mlm30-42k", "mlm40-42k", "mlm50-42k"]
-ENDS_FIRST = ["610m-mlm20-42k", "610m-mlm50-42k", "610m-mlm30-42k", "610m-mlm40-42k"]
-QUARTER, HALF, MOST = (f"610m-clm-{causal}k-mlm40-42k" for causal in (10, 21, 32))
-MASKED, CAUSAL = "610m-mlm40-42k", "610m-clm-42k"
-AFTER = {
-    (base, until): f"610m-{base}-dec42k-mlm40-{until}k" for base in ("clm", "mlm40") for until in (54, 64)
+def at(size, *names):
+    return [f"{size}-{name}-42k" for name in names]
+
+
+SIZES_OF_PAPER = ("210m", "610m", "1b")
+RATIOS = ("mlm20", "mlm30", "mlm40", "mlm50")
+QUARTER, HALF = at("610m", "clm-10k-mlm40", "clm-21k-mlm40")
+MASKED, CAUSAL = at("610m", "mlm40", "clm")
+PAIR, PAIRS = (
+    at("210m", "mlm40", "clm"),
+    [name for size in SIZES_OF_PAPER for name in at(size, "mlm40", "clm")],
+)
+CLM_BASE, MLM_BASE = "610m-clm-dec42k-mlm40", "610m-mlm40-dec42k-mlm40"
+
+PAPER = {  # claim → the models of its first test, and the published numbers of all its tests
+    "C1": (PAIR, [2.09, 3.42, 5.55]),
+    "C2": (PAIR, [10.17, 8.08, 10.22, 7.22, 20.68, 17.26, 21.16, 17.33, 25.80, 20.25, 25.75, 24.53]),
+    "C3": (PAIR, [2.95, 3.35, 1.27]),
+    "C4": (PAIR[::-1], [0.05, 0.48, -0.05]),
+    "C5": (PAIRS, [1.55]),
+    "C6": (PAIRS, [0.7]),
+    "C8": ([name for size in SIZES_OF_PAPER for name in at(size, *RATIOS)], [None, None]),
+    "C9": (at("610m", "mlm20", "mlm30", "mlm40"), [None] * 8),
+    "C10": ([f"{CAUSAL}-5000", f"{MASKED}-5000"], [6.07, 1.81, 6.41, 10.72]),
+    "C11": ([f"{MASKED}-40000", f"{CAUSAL}-40000"], [2.92, 0.63, 15.91, 3.21]),
+    "C12": (PAIR, [None, 6.1, None]),
+    "C13": ([QUARTER, MASKED], [0.85, 0.86, 5.0, 0.33]),
+    "C14": ([QUARTER, HALF, *at("610m", "clm-32k-mlm40")], [0.65, 0.71, 4.13, 0.06, -0.06]),
+    "C15": (["610m-clm-3k-mlm40-12k", "610m-mlm40-12k"], [None] * 8),
+    "C16": ([*at("610m", *RATIOS), *at("610m", *(f"clm-40k-{ratio}" for ratio in RATIOS))], [None]),
+    "C17": ([f"{CLM_BASE}-64k", f"{MLM_BASE}-64k"], [0.93, 0.59, 0.25]),
+    "C18": ([MASKED, CAUSAL, f"{MLM_BASE}-64k", f"{CLM_BASE}-64k"], [1.03]),
+    "C19": ([f"{CLM_BASE}-54k", f"{MLM_BASE}-54k"], [0.23, 0.5, 0.35]),
+    "C20": ([f"{CLM_BASE}-64k", f"{CLM_BASE}-54k"], [0.56, 0.70]),
+    "C21": ([], []),
+    "B1": ([QUARTER, *at("610m", *RATIOS)], [0.29, 0.28, 2.77, 0.26]),
+    "B2": ([MASKED, f"{MASKED}-40000", CAUSAL, f"{CAUSAL}-40000"], [4.77, 0.50]),
+    "B3": (PAIR, [None, 6.02, None]),
+    "B4": (PAIR, [None] * 6),
+    "B5": ([], []),
+    "B6": ([], []),
 }
-
-PAPER = {
-    "C1": {f"{size} · SC": (PAIRS[size], n) for size, n in (("210m", 2.09), ("610m", 3.42), ("1b", 5.55))},
-    "C2": {
-        "210m · QA": (PAIRS["210m"], 10.17),
-        "210m · QA gap beyond the others": (PAIRS["210m"], 7.22),
-        "610m · QA": (PAIRS["610m"], 20.68),
-        "610m · QA gap beyond the others": (PAIRS["610m"], 17.26),
-        "1b · QA": (PAIRS["1b"], 25.80),
-        "1b · QA gap beyond the others": (PAIRS["1b"], 20.25),
-    },
-    "C3": {f"{size} · IR": (PAIRS[size], n) for size, n in (("210m", 2.95), ("610m", 3.35), ("1b", 1.27))},
-    "C4": {f"{size} · TC": (BACK[size], n) for size, n in (("210m", 0.05), ("610m", 0.48), ("1b", -0.05))},
-    "C5": {"SC gap over 3 sizes": (SIX, 1.55)},
-    "C6": {"IR gap over 3 sizes": (SIX, 0.7)},
-    "C8": {
-        "IR over ratios": ([f"{size}-{one}" for size in PAIRS for one in RATIOS], None),
-        "1b against 210m": ([f"{size}-{one}" for size in ("1b", "210m") for one in RATIOS], None),
-    },
-    "C9": {
-        f"{size} · {family}": ([one.replace("610m", size) for one in ENDS_FIRST], None)
-        for size in ("610m", "1b")
-        for family in ("TC", "QA")
-    },
-    "C10": {
-        f"610m · after 5,000 steps · {family}": ([f"{CAUSAL}-5000", f"{MASKED}-5000"], n)
-        for family, n in (("SC", 6.07), ("TC", 1.81), ("QA", 6.41), ("IR", 10.72))
-    },
-    "C11": {
-        f"610m · after 40,000 steps · {family}": (pair, n)
-        for family, pair, n in (
-            ("SC", [f"{MASKED}-40000", f"{CAUSAL}-40000"], 2.92),
-            ("TC", [f"{CAUSAL}-40000", f"{MASKED}-40000"], 0.63),
-            ("QA", [f"{MASKED}-40000", f"{CAUSAL}-40000"], 15.91),
-            ("IR", [f"{MASKED}-40000", f"{CAUSAL}-40000"], 3.21),
-        )
-    },
-    "C12": {
-        f"{size} · spread over 6 rates": (PAIRS[size], 6.1 if size == "610m" else None) for size in PAIRS
-    },
-    "C13": {
-        f"610m · {family}": ([QUARTER, MASKED], n)
-        for family, n in (("SC", 0.85), ("TC", 0.86), ("QA", 5.0), ("IR", 0.33))
-    },
-    "C14": {
-        "610m · SC · CLM→MLM 24-76 and 50-50 over CLM→MLM 76-24": ([QUARTER, HALF, MOST], 0.65),
-        "610m · SC · CLM→MLM 24-76 and 50-50 over MLM 40%": ([QUARTER, HALF, MASKED], 0.71),
-        "610m · SC · CLM→MLM 24-76 and 50-50 over CLM": ([QUARTER, HALF, CAUSAL], 4.13),
-        "610m · SC · CLM→MLM 76-24 no worse": ([MOST, MASKED], 0.06),
-        "610m · SC · MLM 40% no worse": ([MASKED, MOST], -0.06),
-    },
-    "C15": {
-        f"610m · {steps},000 steps · {family}": (
-            [f"610m-clm-{causal}k-mlm40-{steps}k", f"610m-mlm40-{steps}k"],
-            None,
-        )
-        for steps, causal in ((12, 3), (22, 5))
-        for family in ("SC", "TC", "QA", "IR")
-    },
-    "C16": {
-        "610m · spread over 4 ratios": (
-            [*(f"610m-{one}" for one in RATIOS), *(f"610m-clm-40k-{one}" for one in RATIOS)],
-            None,
-        )
-    },
-    "C17": {
-        f"610m · 22,000 steps on · {family}": ([AFTER["clm", 64], AFTER["mlm40", 64]], n)
-        for family, n in (("SC", 0.93), ("TC", 0.59), ("IR", 0.25))
-    },
-    "C18": {
-        "610m · QA · 22,000 steps on": ([MASKED, CAUSAL, AFTER["mlm40", 64], AFTER["clm", 64]], 1.03),
-    },
-    "C19": {
-        f"610m · 12,000 steps on · {family}": ([AFTER["clm", 54], AFTER["mlm40", 54]], n)
-        for family, n in (("SC", 0.23), ("TC", 0.5), ("IR", 0.35))
-    },
-    "C20": {
-        "610m · SC · the CLM base's rise": ([AFTER["clm", 64], AFTER["clm", 54]], 0.56),
-        "610m · SC · beyond the MLM base's rise": (
-            [AFTER["clm", 64], AFTER["clm", 54], AFTER["mlm40", 64], AFTER["mlm40", 54]],
-            0.70,
-        ),
-    },
-    "C21": {},
-    "B1": {
-        f"610m · {family}": ([QUARTER, *(f"610m-{one}" for one in RATIOS)], n)
-        for family, n in (("SC", 0.29), ("TC", 0.28), ("QA", 2.77), ("IR", 0.26))
-    },
-    "B2": {
-        f"610m · {family} · gain of the decay": ([MASKED, f"{MASKED}-40000", CAUSAL, f"{CAUSAL}-40000"], n)
-        for family, n in (("QA", 4.77), ("SC", 0.50))
-    },
-    "B3": {
-        f"{size} · pairs against single texts": (PAIRS[size], 6.02 if size == "610m" else None)
-        for size in PAIRS
-    },
-    "B4": {f"{size} · QA (f1)": (PAIRS[size], None) for size in PAIRS}
-    | {f"{size} · TC (entity_f1)": (BACK[size], None) for size in PAIRS},
-    "B5": {},
-    "B6": {},
-}
-
-
 MARGINS = {"C4": {-0.5}, "C14": {0.0, -0.5}, "C19": {-0.5}, "B4": {0.0, -0.5}}
 
 
 @pytest.mark.parametrize("name", PAPER)
 def test_the_tests_of_the_papers_study(plan_of, name):
     tests = found(plan_of("paper"), name)
-    assert shown(tests) == PAPER[name]
+    first, published = PAPER[name]
+    assert (names(tests[0].models) if tests else []) == first
+    assert [one.paper if one.paper is None else round(one.paper, 2) for one in tests] == published
     assert len({one.title for one in tests}) == len(tests)
     assert {one.margin for one in tests} == (MARGINS.get(name, {0.0}) if tests else set())
+    for size in SIZES_OF_PAPER:  # a test of one size compares models of that size
+        own = [
+            model.recipe.size for one in tests if one.title.startswith(f"{size} · ") for model in one.models
+        ]
+        assert set(own) <= {size}
 
 
 def test_for_each_ratio_some_other_is_sought_that_beats_it(plan_of):
@@ -174,23 +102,10 @@ def test_for_each_ratio_some_other_is_sought_that_beats_it(plan_of):
         ("50%", None),
     ]
     for test in tests:
-        assert isinstance(test, AnyOf)
         assert len(test.options) == 3 * 3 * 4  # other ratios, sizes, families
         sides = {(one.models[0].recipe.ratio, one.models[1].recipe.ratio) for one in test.options}
         ratio = float(test.title.rstrip("%")) / 100
         assert sides == {(other, ratio) for other in (0.2, 0.3, 0.4, 0.5) if other != ratio}
-
-
-TESTED = {
-    "paper": {f"C{n}" for n in range(1, 21)} | {"B1", "B2", "B3", "B4"},
-    "two_stage": {*(f"C{n}" for n in (1, 2, 3, 4, 7, 8, 9, 12, 13, 14)), "B1", "B3", "B4"},
-    "quickstart": {"C1", "C2", "C3", "C4", "B4"},
-}
-
-
-@pytest.mark.parametrize("study", TESTED)
-def test_which_claims_a_study_can_speak_to(plan_of, study):
-    assert {one.id for one in STATEMENTS if found(plan_of(study), one.id)} == TESTED[study]
 
 
 # ---------------------------------------------------------------- studies made for one claim
@@ -211,9 +126,9 @@ def test_runs_of_another_setting_are_not_compared_and_make_their_own_parts(plan_
         assert found(plan_of(study(causal, replace(masked, **field))), "C1") == []
     hot = tuple(replace(one, name=f"hot-{one.name}", schedule=WSD(peak=1e-3)) for one in both())
     plan = plan_of(study(*both(), *hot))
-    assert shown(found(plan, "C1")) == {
-        "610m · peak 0.0005 · SC": (["610m-mlm-12000", "610m-clm-12000"], None),
-        "610m · peak 0.001 · SC": (["hot-610m-mlm-12000", "hot-610m-clm-12000"], None),
+    assert {one.title: names(one.models) for one in found(plan, "C1")} == {
+        "610m · peak 0.0005 · SC": ["610m-mlm-12000", "610m-clm-12000"],
+        "610m · peak 0.001 · SC": ["hot-610m-mlm-12000", "hot-610m-clm-12000"],
     }
 
 
@@ -258,15 +173,6 @@ def test_checkpoints_are_compared_on_what_they_are_fine_tuned_on(plan_of):
     assert [over.seeds(found(plan, name)[0].models) for name in ("C10", "C1")] == [2, 5]
 
 
-def test_the_decay_is_measured_up_to_the_nearest_end(plan_of):
-    causal, masked = (replace(one, keep=(20 * K,)) for one in both(steps=42 * K))
-    plan = plan_of(study(causal, masked, *both(steps=22 * K)))
-    assert found(plan, "B2") == []  # 20,000 is not late in 42,000
-    causal, masked = (replace(one, keep=(30 * K,)) for one in both(steps=42 * K))
-    compared = names(found(plan_of(study(causal, masked)), "B2")[0].models)
-    assert compared == ["610m-mlm-42000", "610m-mlm-42000-30000", "610m-clm-42000", "610m-clm-42000-30000"]
-
-
 def test_what_a_claim_needs_of_the_fine_tuning(plan_of):
     plan = plan_of(study(*both(), quarter(), tasks=("sst2",)))
     tested = {one.id: len(found(plan, one.id)) for one in STATEMENTS if found(plan, one.id)}
@@ -281,19 +187,6 @@ def test_what_a_claim_needs_of_the_fine_tuning(plan_of):
     assert count("B3", tasks=("mnli", "qqp")) == 0, "single texts and pairs"
     (test,) = found(plan_of(study(*both(), tasks=("sst2", "mnli", "cola", "qqp", "conll2003"))), "B3")
     assert all(fact in test.above for fact in ("mnli, qqp", "sst2, cola"))
-
-
-def test_pretraining_seeds_make_b6(plan_of):
-    def several(seeds):
-        return [
-            replace(one, name=f"{one.name}-{seed}", seed=seed)
-            for one in (both()[1], quarter())
-            for seed in seeds
-        ]
-
-    assert found(plan_of(study(*several((1,)))), "B6") == []
-    tests = found(plan_of(study(*several((1, 2)))), "B6")
-    assert [[len(model.results) for model in one.models] for one in tests] == [[2, 2]] * 4
 
 
 def test_continued_claims_take_the_longest_bases_and_lengths_of_both(plan_of):
@@ -326,15 +219,15 @@ def test_own_claims_are_tested_on_what_they_name(plan_of):
         Claim("f1", "by F1", "610m-two-12000", "610m-clm-12000", on="QA", metric="f1"),
     )
     plan = plan_of(study(*both(), quarter(), claims=claims))
-    pair = ["610m-two-12000", "610m-mlm-12000"]
-    assert shown(found(plan, "tags")) == {"TC": (pair, None), "squad": (pair, None)}
-    assert [(one.title, one.margin) for one in found(plan, "all")] == [
-        ("SC", -1),
-        ("TC", -1),
-        ("QA", -1),
-        ("IR", -1),
-    ]
-    assert [one.title for one in found(plan, "f1")] == ["QA (f1)"]
+    for claim, titles, margin in (
+        ("tags", ["TC", "squad"], 0),
+        ("all", ["SC", "TC", "QA", "IR"], -1),
+        ("f1", ["QA (f1)"], 0),
+    ):
+        assert [(one.title, one.margin) for one in found(plan, claim)] == [
+            (title, margin) for title in titles
+        ]
+    assert names(found(plan, "tags")[1].models) == ["610m-two-12000", "610m-mlm-12000"]
     assert list(claims_of(plan))[-3:] == ["tags", "all", "f1"]
 
 
@@ -384,32 +277,6 @@ def test_sizes_are_compared_over_the_ratios_that_both_have(plan_of):
 
 NUMBERS = GISSEROT.published
 FOUR = ("SC", "TC", "QA", "IR")
-# As printed: Tables 2 to 17, Figures 1 and 3. None: not known.
-PRINTED = {
-    "210m-mlm40-42k": (84.89, 92.13, 49.43, 75.78),
-    "210m-clm-42k": (82.80, 92.18, 39.26, 72.83),
-    "610m-mlm40-42k": (87.00, 92.21, 62.77, 79.55),
-    "610m-clm-42k": (83.58, 92.69, 42.09, 76.20),
-    "1b-mlm40-42k": (88.23, 92.51, 70.28, 79.95),
-    "1b-clm-42k": (82.68, 92.46, 44.48, 78.68),
-    "610m-mlm20-42k": (87.56, 92.79, 65.00, None),
-    "610m-mlm50-42k": (None, None, None, 79.62),
-    "1b-mlm50-42k": (None, 92.88, None, 81.97),
-    "610m-mlm40-42k-5000": (72.49, 89.36, 27.89, 54.50),
-    "610m-clm-42k-5000": (78.56, 91.17, 34.30, 65.22),
-    "610m-mlm40-42k-40000": (86.40, 92.02, 57.90, 79.26),
-    "610m-clm-42k-40000": (83.48, 92.65, 41.99, 76.05),
-    "610m-clm-10k-mlm40-42k": (87.85, 93.07, 67.77, 79.88),
-    "610m-clm-21k-mlm40-42k": (87.57, None, None, None),
-    "610m-clm-32k-mlm40-42k": (87.06, None, None, None),
-    "610m-clm-11k-mlm40-22k": (None, None, 55.97, None),
-    "610m-clm-17k-mlm40-22k": (None, None, None, 77.81),
-    "610m-mlm40-dec42k-mlm40-54k": (87.61, 92.27, 66.57, 79.92),
-    "610m-clm-dec42k-mlm40-54k": (87.84, 92.77, 63.21, 80.27),
-    "610m-mlm40-dec42k-mlm40-64k": (87.47, 92.11, 67.66, 80.45),
-    "610m-clm-dec42k-mlm40-64k": (88.40, 92.70, 66.62, 80.70),
-}
-NOWHERE = (None, None, None, None)
 
 
 @pytest.fixture
@@ -417,21 +284,16 @@ def plan(plan_of):
     return plan_of("paper")
 
 
-def test_every_model_of_the_paper_has_the_printed_numbers(plan):
-    found = {
-        name: tuple(NUMBERS.family_mean(model.recipe, family) for family in FOUR)
-        for name, model in models(plan).items()
+def test_every_printed_model_is_one_of_the_study(plan):
+    every = {
+        name: [NUMBERS.family_mean(model.recipe, one) for one in FOUR] for name, model in models(plan).items()
     }
-    assert found == {name: PRINTED.get(name, NOWHERE) for name in plan.results}
-    assert len(FAMILY_MEANS) == len(PRINTED)
-
-
-def test_published_numbers_are_found_whatever_models_are_called(plan, plan_of):
-    renamed = tuple(replace(one, name=f"r{number}") for number, one in enumerate(plan.study.runs))
-    other = plan_of(replace(plan.study, runs=renamed))
-    for one, twin in zip(plan.study.runs, renamed, strict=True):
-        recipes = recipe_of(other, twin.name), recipe_of(plan, one.name)
-        assert all(NUMBERS.family_mean(recipes[0], f) == NUMBERS.family_mean(recipes[1], f) for f in FOUR)
+    known = {name: means for name, means in every.items() if any(means)}
+    assert len(known) == len(FAMILY_MEANS)
+    assert known["1b-mlm50-42k"] == [None, 92.88, None, 81.97]
+    assert known["610m-clm-42k-5000"] == [78.56, 91.17, 34.30, 65.22]
+    assert known["610m-clm-17k-mlm40-22k"] == [None, None, None, 77.81]
+    assert known["610m-clm-dec42k-mlm40-64k"] == [88.40, 92.70, 66.62, 80.70]
 
 
 def test_a_model_that_differs_in_one_fact_is_not_in_the_paper(plan):
@@ -457,8 +319,7 @@ def test_a_model_that_differs_in_one_fact_is_not_in_the_paper(plan):
 
 def test_raw_runs_are_known_for_sst2_alone(plan):
     masked, causal = (recipe_of(plan, f"610m-{word}-42k") for word in ("mlm40", "clm"))
-    assert NUMBERS.at_rates(masked, "sst2") == {1e-5: 76.15, 5e-5: 90.25, 2e-4: 82.34, 5e-4: 81.77}
-    assert NUMBERS.at_rates(causal, "sst2") == {1e-5: 83.14, 5e-5: 90.94, 2e-4: 87.27, 5e-4: 82.91}
+    assert [NUMBERS.at_rates(one, "sst2")[1e-5] for one in (masked, causal)] == [76.15, 83.14]
     assert NUMBERS.at_rates(masked, "mnli") == {}
     assert NUMBERS.at_rates(recipe_of(plan, "610m-mlm50-42k"), "sst2") == {}
     spreads = [max(rates.values()) - min(rates.values()) for rates in RATES.values()]

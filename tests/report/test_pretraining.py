@@ -1,10 +1,10 @@
 """What pretraining cost and how its losses fell: sums that agree with the plan, curves that agree with the files."""
 
-import hashlib
 import json
 import shutil
 
 import pytest
+from synthetic_states import put
 
 from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Rows, Stage, Study
 from biphase.errors import StoreError
@@ -14,7 +14,6 @@ from biphase.report.pretraining import (
     SAMPLE,
     Epochs,
     LossGap,
-    Switch,
     checkpoint_of,
     cost,
     curve,
@@ -23,9 +22,8 @@ from biphase.report.pretraining import (
     switches,
 )
 from biphase.store import Store
-from biphase.study import ledger as states
 from biphase.study.costs import costs
-from biphase.study.ledger import live_file, note_failure
+from biphase.study.ledger import live_file, note_failure, survey_jobs
 from biphase.study.plan import save_plan
 
 
@@ -42,15 +40,24 @@ def lines_of(store, key):
     return [json.loads(line) for line in (store.checkpoints / key / "metrics.jsonl").read_text().splitlines()]
 
 
-def relog(plan, store, result, lines):
-    """Publish the state of a result with other lines of metrics."""
-    from synthetic_states import put
+def jsonl(lines):
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
-    place = store.checkpoints / plan.results[result]
-    about = (place / "checkpoint.json").read_bytes()
+
+def relog(store, key, lines, **progress):
+    """Publish a checkpoint with other lines of metrics, and with changes of its progress."""
+    place = store.checkpoints / key
+    about = json.loads((place / "checkpoint.json").read_text())
+    about["progress"] |= progress
     shutil.rmtree(place)
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    put(place, {"checkpoint.json": about, "metrics.jsonl": text.encode()})
+    put(place, {"checkpoint.json": json.dumps(about).encode(), "metrics.jsonl": jsonl(lines).encode()})
+
+
+def republish(path, content):
+    """Publish a folder with other content of one file, as if biphase had written it so."""
+    lines = path.with_name("metrics.jsonl").read_bytes()
+    shutil.rmtree(path.parent)
+    put(path.parent, {path.name: content, "metrics.jsonl": lines})
 
 
 def logged(steps, objective="clm", loss=float, first=1):
@@ -59,6 +66,14 @@ def logged(steps, objective="clm", loss=float, first=1):
         {"step": step, "loss": loss(step), "objective": objective, "tokens": 128 * step, "seconds": step / 10}
         for step in range(first, first + steps)
     ]
+
+
+def steps_of(found):
+    return [point.step for point in found.points]
+
+
+def by_key(plan, store):
+    return {one.key: one for one in job_costs(plan, store)}
 
 
 # ---------------------------------------------------------------- training jobs and costs
@@ -85,14 +100,14 @@ def test_pieces_sum_to_what_the_plan_costs(tree):
 
 def test_a_result_costs_its_whole_way_and_shared_ways_count_for_each(tree):
     plan, store = tree
-    every = {one.key: one for one in job_costs(plan, store)}
+    every = by_key(plan, store)
     for result, key in plan.results.items():
         way = [job.key for job in plan.path(key)]
         whole, told = costs(plan, way), cost(plan, store, result)
         assert told.tokens == whole.tokens == sum(every[one].tokens for one in way)
         assert told.flops == pytest.approx(whole.flops, rel=1e-12)
-        progress = json.loads((store.checkpoints / key / "checkpoint.json").read_text())["progress"]
-        assert told.seconds == progress["seconds"] == pytest.approx(sum(every[one].seconds for one in way))
+        seconds = checkpoint_of(store, key)["progress"]["seconds"]
+        assert told.seconds == seconds == pytest.approx(sum(every[one].seconds for one in way))
         assert told.device == "synthetic"
     assert cost(plan, store, "more").tokens == 30 * 128
 
@@ -103,7 +118,7 @@ def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tre
     store.discard(store.checkpoints / plan.results["more"])
     store.discard(store.checkpoints / trunk.key)
     note_failure(plan, store, trunk.key, RuntimeError("no luck"))
-    every = {one.key: one for one in job_costs(plan, store)}
+    every = by_key(plan, store)
     assert (every[trunk.key].standing, every[trunk.key].seconds) == ("failed", None)
     assert every[plan.results["more"]].standing == "ready"
     assert every[plan.results["more"]].flops
@@ -117,41 +132,41 @@ def test_what_is_not_computed_has_no_seconds_and_its_children_know_their_own(tre
 
 def test_a_parent_that_was_trained_again_elsewhere_is_not_charged_to_its_children(tree):
     """Its own lines say when a training job began; what its parent spent since, nobody can tell from it."""
-    from synthetic_states import put
-
     plan, store = tree
     way = [job.key for job in plan.path(plan.results["both"])]
-    clock = dict(
-        zip((0, *(plan.jobs[key].span[1] for key in way)), (0.0, 10.0, 20.0, 50.0, 54.0), strict=True)
-    )
+    steps = [0, *(plan.jobs[key].span[1] for key in way)]
+    clock = dict(zip(steps, (0.0, 10.0, 20.0, 50.0, 54.0), strict=True))
+    lines = [line | {"seconds": clock[line["step"]]} for line in logged(20) if line["step"] in clock]
 
-    def spend(key, seconds):
-        place = store.checkpoints / key
-        about = json.loads((place / "checkpoint.json").read_text())
-        about["progress"] |= {"seconds": seconds, "joules": 100 * seconds}
-        lines = [line | {"seconds": clock[line["step"]]} for line in logged(20) if line["step"] in clock]
-        shutil.rmtree(place)
-        text = "".join(json.dumps(line) + "\n" for line in lines)
-        put(place, {"checkpoint.json": json.dumps(about).encode(), "metrics.jsonl": text.encode()})
+    def spent():
+        every = by_key(plan, store)
+        return [every[key].seconds for key in way], [every[key].joules for key in way]
 
-    for key in way:
-        spend(key, clock[plan.jobs[key].span[1]])
-    before = {one.key: one for one in job_costs(plan, store)}
-    assert [before[key].seconds for key in way] == [10, 10, 30, 4]
-    assert [before[key].joules for key in way] == [1000, 1000, 3000, 400]
-    spend(way[1], 12.0)  # on a faster machine
-    after = {one.key: one for one in job_costs(plan, store)}
-    assert [after[key].seconds for key in way] == [10, 2, 30, 4]
-    assert [after[key].joules for key in way] == [1000, 200, None, 400]
+    for key, step in zip(way, steps[1:], strict=True):
+        relog(store, key, lines, seconds=clock[step], joules=100 * clock[step])
+    assert spent() == ([10, 10, 30, 4], [1000, 1000, 3000, 400])
+    relog(store, way[1], lines, seconds=12.0, joules=1200.0)  # on a faster machine
+    assert spent() == ([10, 2, 30, 4], [1000, 200, None, 400])
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"progress": {"seconds": 1e9}}'])
-def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content):
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        (lambda path: path.write_bytes(b""), "cut short"),
+        (lambda path: path.write_bytes(b"[" * path.stat().st_size), "has changed"),
+        (lambda path: republish(path, b"[]"), "it is no object"),
+        (lambda path: republish(path, b'{"progress": {"seconds": 1e9}}'), "checkpoint.json"),
+    ],
+)
+def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, damage, why):
     plan, store = tree
     key = plan.results["clm"]
-    whole = {one.key: one for one in job_costs(plan, store)}
-    (store.checkpoints / key / "checkpoint.json").write_bytes(content)
-    every = {one.key: one for one in job_costs(plan, store)}
+    whole = by_key(plan, store)
+    damage(store.checkpoints / key / "checkpoint.json")
+    error = survey_jobs(plan, store)[key].error
+    assert why in error
+    assert "\n" not in error
+    every = by_key(plan, store)
     assert (every[key].standing, every[key].seconds, every[key].device) == ("failed", None, "")
     child = next(one for one in every.values() if plan.jobs[one.key].parent == key)
     assert (child.seconds, child.joules) == (pytest.approx(whole[child.key].seconds, abs=1e-3), None)
@@ -161,46 +176,21 @@ def test_a_state_that_cannot_be_trusted_costs_nothing_that_is_told(tree, content
     assert (told.seconds, told.device) == (None, "")
     assert told.flops == pytest.approx(sum(whole[job.key].flops for job in plan.path(key)))
     with pytest.raises(StoreError, match=r"checkpoint\.json"):
-        checkpoint_of(plan, store, "clm")
+        checkpoint_of(store, key)
 
 
-def test_the_status_of_a_study_survives_a_state_that_cannot_be_read(tree):
-    plan, store = tree
-    key = plan.results["clm"]
-    path = store.checkpoints / key / "checkpoint.json"
-    size = path.stat().st_size
-    for content, why in ((b"{", "cut short"), (b"[" * size, "has changed"), (b"[]", "it is no object")):
-        path.write_bytes(content)
-        if content == b"[]":  # it was written so
-            entry = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
-            manifest = {"key": key, "files": {"checkpoint.json": entry}}
-            path.with_name("manifest.json").write_text(json.dumps(manifest))
-        entry = states.survey_jobs(plan, store)[key]
-        assert entry.standing == "failed"
-        assert why in entry.error
-        assert "\n" not in entry.error
-
-
-def test_a_start_costs_nothing_and_has_no_curve(planned, tmp_path):
+def test_a_start_costs_nothing_and_flops_of_an_unknown_shape_are_not_known(planned, run, tmp_path):
     plan, store = planned(Pretrain("as-is", Hub("./model"))), Store(tmp_path)
-    told = cost(plan, store, "as-is")
+    told, found = cost(plan, store, "as-is"), curve(plan, store, "as-is")
     assert (told.tokens, told.flops, told.seconds, told.device) == (0, 0, None, "")
-    assert checkpoint_of(plan, store, "as-is") == {}
-    found = curve(plan, store, "as-is")
-    assert (found.steps, found.heldout, found.switches, found.complete) == ([], {}, (), False)
+    assert (found.points, found.heldout, found.switches, found.complete) == ([], {}, [], False)
     assert job_costs(plan, store) == []
-
-
-def test_flops_of_a_shape_that_only_a_download_would_tell_are_not_known(planned, run, tmp_path):
     corpus = Corpus("c", "./text", Pretrained("./tokens"))
-    start = Hub("someone/model", revision="a" * 40)
+    start = Hub("someone/model", revision="a" * 40)  # only a download would tell its shape
     plan = planned(run("x", Stage(MLM(0.4), 20), start=start, corpus=corpus))
-    assert [one.flops for one in job_costs(plan, Store(tmp_path))] == [None, None]
-    assert cost(plan, Store(tmp_path), "x").flops is None
-    assert cost(plan, Store(tmp_path), "x").tokens == 20 * 128
-
-
-# ---------------------------------------------------------------- switches
+    assert [one.flops for one in job_costs(plan, store)] == [None, None]
+    told = cost(plan, store, "x")
+    assert (told.flops, told.tokens) == (None, 20 * 128)
 
 
 def test_switches_are_told_where_they_are(planned, run):
@@ -209,12 +199,14 @@ def test_switches_are_told_where_they_are(planned, run):
     more = run("more", Stage(MLM(0.4), 10), start=clm)
     late = run("late", Stage(CLM(), 18), Stage(MLM(0.4), 2))
     plan = planned(clm, both, more, late)
-    assert switches(plan, "clm") == (Switch(16, "decay"),)
-    assert switches(plan, "both") == (Switch(10, "mlm 40%"), Switch(16, "decay"))
-    assert switches(plan, "both-5") == ()
-    assert switches(plan, "both-18") == (Switch(10, "mlm 40%"), Switch(16, "decay"))
-    assert switches(plan, "more") == (Switch(16, "decay"), Switch(20, "mlm 40%"), Switch(26, "decay"))
-    assert switches(plan, "late") == (Switch(16, "decay"), Switch(18, "mlm 40%"))
+    assert {name: switches(plan, name) for name in plan.results} == {
+        "clm": [(16, "decay")],
+        "both": [(10, "mlm 40%"), (16, "decay")],
+        "both-5": [],
+        "both-18": [(10, "mlm 40%"), (16, "decay")],
+        "more": [(16, "decay"), (20, "mlm 40%"), (26, "decay")],
+        "late": [(16, "decay"), (18, "mlm 40%")],
+    }
 
 
 # ---------------------------------------------------------------- curves
@@ -224,10 +216,9 @@ def test_a_short_curve_is_every_line_of_the_way(tree):
     plan, store = tree
     lines = lines_of(store, plan.results["more"])
     found = curve(plan, store, "more")
-    trained = [line for line in lines if "loss" in line]
-    assert found.steps == [line["step"] for line in trained] == list(range(1, 31))
-    assert found.losses == [line["loss"] for line in trained]
-    assert found.objectives == ["clm"] * 20 + ["mlm 40%"] * 10
+    trained = [(line["step"], line["loss"], line["objective"]) for line in lines if "loss" in line]
+    assert found.points == trained
+    assert [objective for *_, objective in trained] == ["clm"] * 20 + ["mlm 40%"] * 10
     measured = [line for line in lines if "heldout" in line]
     assert len(measured) > 4
     assert found.heldout == {
@@ -237,47 +228,45 @@ def test_a_short_curve_is_every_line_of_the_way(tree):
     assert found.switches == switches(plan, "more")
 
 
-@pytest.mark.parametrize("steps", [1, POINTS - 1, POINTS, POINTS + 1, 5 * POINTS + 17, 42_000])
+@pytest.mark.parametrize("steps", [1, POINTS, POINTS + 1, 42_000])
 def test_a_long_curve_is_thinned_to_means(tree, steps):
     plan, store = tree
-    relog(plan, store, "clm", logged(steps))
+    relog(store, plan.results["clm"], logged(steps))
     found = curve(plan, store, "clm")
     width = -(-steps // POINTS)
-    assert len(found.steps) == -(-steps // width) <= POINTS
-    assert found.steps[-1] == steps
-    firsts = [0, *found.steps[:-1]]
-    middles = [(first + 1 + last) / 2 for first, last in zip(firsts, found.steps, strict=True)]
+    assert len(found.points) == -(-steps // width) <= POINTS
+    ends = steps_of(found)
+    assert ends[-1] == steps
+    middles = [(first + 1 + last) / 2 for first, last in zip([0, *ends[:-1]], ends, strict=True)]
     near = 0 if width <= SAMPLE else 0.5  # of a wide group some lines are taken, and steps are whole
-    assert found.losses == pytest.approx(middles, abs=near + 1e-9)
+    assert [point.loss for point in found.points] == pytest.approx(middles, abs=near + 1e-9)
 
 
 @pytest.mark.parametrize("length", [3, 50, 700])
 def test_no_point_mixes_two_objectives(tree, length):
     plan, store = tree
+    losses = {"clm": 1.0, "mlm 40%": 2.0}
     lines = []
     for first in range(1, 3_000, length):
-        word, loss = (("clm", 1.0), ("mlm 40%", 2.0))[first // length % 2]
-        lines += logged(length, word, lambda step, loss=loss: loss, first)
-    relog(plan, store, "both", lines)
+        word = [*losses][first // length % 2]
+        lines += logged(length, word, lambda step, word=word: losses[word], first)
+    relog(store, plan.results["both"], lines)
     found = curve(plan, store, "both")
-    assert {(word, loss) for word, loss in zip(found.objectives, found.losses, strict=True)} == {
-        ("clm", 1.0),
-        ("mlm 40%", 2.0),
-    }
-    assert found.steps == sorted(set(found.steps))
-    assert found.steps[-1] == lines[-1]["step"]
+    assert {(point.objective, point.loss) for point in found.points} == {*losses.items()}
+    assert steps_of(found) == sorted({*steps_of(found)})
+    assert steps_of(found)[-1] == lines[-1]["step"]
 
 
 def test_skipped_steps_have_no_loss_and_the_curve_is_complete_without_them(tree):
     plan, store = tree
     lines = logged(20)
     lines[4]["loss"] = lines[19]["loss"] = None
-    relog(plan, store, "clm", lines)
+    relog(store, plan.results["clm"], lines)
     found = curve(plan, store, "clm")
-    assert found.steps == [step for step in range(1, 20) if step != 5]
+    assert steps_of(found) == [step for step in range(1, 20) if step != 5]
     assert found.complete
-    relog(plan, store, "clm", [line | {"loss": None} for line in logged(20)])
-    assert curve(plan, store, "clm").losses == []
+    relog(store, plan.results["clm"], [line | {"loss": None} for line in logged(20)])
+    assert curve(plan, store, "clm").points == []
 
 
 def test_half_a_way_and_a_damaged_one_are_told_up_to_the_last_whole_state(tree):
@@ -286,44 +275,30 @@ def test_half_a_way_and_a_damaged_one_are_told_up_to_the_last_whole_state(tree):
     for damage in (path.read_bytes().replace(b"2", b"3"), b"", b'{"step": 1'):
         path.write_bytes(damage)
         found = curve(plan, store, "both")
-        assert (found.steps, found.complete) == (list(range(1, 17)), False)
-    path.unlink()
-    assert curve(plan, store, "both").steps == list(range(1, 17))
+        assert (steps_of(found), found.complete) == (list(range(1, 17)), False)
     store.discard(store.checkpoints / plan.results["both"])
     assert curve(plan, store, "both") == found
     for job in plan.path(plan.results["both"]):
         store.discard(store.checkpoints / job.key)
-    assert curve(plan, store, "both").steps == []
+    assert curve(plan, store, "both").points == []
 
 
-# ---------------------------------------------------------------- what is computed now
-
-
-@pytest.fixture
-def running(tree):
-    """The last training job of `both` is being computed: its worker has told of two steps, and is telling of a third."""
+def test_whoever_watches_sees_the_lines_of_now_unless_more_was_published_since(tree):
+    """The last training job of `both` is being computed: its worker has told of two steps and a part of a third."""
     plan, store = tree
     save_plan(plan, store)
     store.discard(store.checkpoints / plan.results["both"])
     before = lines_of(store, plan.path(plan.results["both"])[-2].key)
-    told = [*before, *logged(2, "mlm 40%", lambda step: 0.5, 17)]
     path = live_file(plan, store, plan.results["both"])
     path.parent.mkdir(parents=True)
-    path.write_text("".join(json.dumps(line) + "\n" for line in told) + '{"step": 19, "lo')
-    return plan, store, path
-
-
-def test_whoever_watches_sees_the_lines_of_now_unless_more_was_published_since(running):
-    plan, store, path = running
+    path.write_text(jsonl([*before, *logged(2, "mlm 40%", lambda step: 0.5, 17)]) + '{"step": 19, "lo')
     published = curve(plan, store, "both")
-    assert published.steps == list(range(1, 17))
+    assert steps_of(published) == list(range(1, 17))
     found = curve(plan, store, "both", live=True)
-    assert found.steps == list(range(1, 19))
-    assert found.losses[-2:] == [0.5, 0.5]
-    assert found.objectives[-1] == "mlm 40%"
+    assert found.points == [*published.points, (17, 0.5, "mlm 40%"), (18, 0.5, "mlm 40%")]
     assert not found.complete
     assert found.heldout == published.heldout
-    path.write_text(json.dumps(logged(1)[0]) + "\n")
+    path.write_text(jsonl(logged(1)))
     assert curve(plan, store, "both", live=True) == published
     path.unlink()
     assert curve(plan, store, "both", live=True) == published
@@ -346,12 +321,15 @@ def test_epochs_are_those_that_every_state_tells_of_itself(run, clm, invent, tmp
     more = run("more", Stage(MLM(0.4), 10), start=clm)
     plan, store = invent(Study("s", (clm, more)), tmp_path / "store", rows=ROWS)
     epochs = Epochs(plan, store)
-    assert {name: epochs.at(name) for name in plan.results} == {
-        "clm-4": 0.5, "clm-10": 1.25, "clm": 2.5, "more": 3.75,
-    }  # fmt: skip
-    assert all(checkpoint_of(plan, store, name)["epochs"] == epochs.at(name) for name in plan.results)
+    told = {name: checkpoint_of(store, key)["epochs"] for name, key in plan.results.items()}
+    assert told == {name: epochs.at(name) for name in plan.results}
+    assert told == {"clm-4": 0.5, "clm-10": 1.25, "clm": 2.5, "more": 3.75}
     assert [epochs.at("more", step) for step in (2, 8, 20, 26, 30)] == [0.25, 1.0, 2.5, 3.25, 3.75]
     assert epochs.tokens("more") == ROWS * 64
+
+
+def corpus(name):
+    return Corpus(name, f"./{name}", Pretrained("./tokenizer"))
 
 
 @pytest.mark.parametrize(
@@ -359,22 +337,16 @@ def test_epochs_are_those_that_every_state_tells_of_itself(run, clm, invent, tmp
     [
         ({}, {"data": "restart"}, (2.5, 3.0, 3.75)),  # data that begins anew was read before
         (
-            {"corpus": "first"},
-            {"corpus": "second", "data": "restart"},
-            (2.5, 0.5, 1.25),
-        ),  # the one being read
+            {"corpus": corpus("first")},
+            {"corpus": corpus("second"), "data": "restart"},
+            (2.5, 0.5, 1.25),  # of the one being read
+        ),
         ({}, {"batch_tokens": 256}, (2.5, 3.5, 5.0)),  # steps of several sizes are counted by their rows
     ],
 )
 def test_epochs_after_a_change_of_data(run, invent, tmp_path, first, second, expected):
-    def made(fields):
-        corpus = fields.get("corpus")
-        return fields | (
-            {"corpus": Corpus(corpus, f"./{corpus}", Pretrained("./tokenizer"))} if corpus else {}
-        )
-
-    clm = run("clm", Stage(CLM(), 20), keep=(4, 10), **made(first))
-    more = run("more", Stage(MLM(0.4), 10), start=clm, **made(second))
+    clm = run("clm", Stage(CLM(), 20), keep=(4, 10), **first)
+    more = run("more", Stage(MLM(0.4), 10), start=clm, **second)
     plan, store = invent(Study("s", (clm, more)), tmp_path / "store", rows=ROWS)
     assert tuple(Epochs(plan, store).at("more", step) for step in (20, 24, 30)) == expected
 
@@ -384,11 +356,8 @@ def test_rows_of_another_length_are_other_rows(run, clm, invent, tmp_path, rewri
     plan, store = invent(Study("s", (clm, longer)), tmp_path / "store", rows=ROWS)
     for job in plan.path(plan.results["longer"]):
         if job.run.packing.length == 128:  # half as many as of 64 tokens
-            rewrite(
-                store.checkpoints / job.key,
-                "checkpoint.json",
-                lambda about: about.update(epochs=2 * about["epochs"]),
-            )
+            place = store.checkpoints / job.key
+            rewrite(place, "checkpoint.json", lambda about: about.update(epochs=2 * about["epochs"]))
     assert Epochs(plan, store).at("longer") == 2.5 + 10 / (ROWS / 2)
 
 
@@ -418,13 +387,23 @@ def measured_lines(steps, at, objective="clm", **heldout):
     return lines
 
 
-def test_the_training_loss_is_the_mean_of_the_last_steps(run, invent, tmp_path):
+@pytest.fixture
+def gaps_of(invent, tmp_path):
+    """The gaps of a run whose checkpoint has these lines."""
+
+    def found(one, lines):
+        plan, store = invent(Study("s", (one,)), tmp_path / one.name, lines=10)
+        relog(store, plan.results[one.name], lines)
+        return gaps(plan, store, one.name)
+
+    return found
+
+
+def test_the_training_loss_is_the_mean_of_the_last_steps(run, gaps_of):
     one = run("clm", Stage(CLM(), 2_000), schedule=WSD(1e-3, warmup=2, decay=100))
-    plan, store = invent(Study("s", (one,)), tmp_path / "store", lines=10)
     measured = (5, 100, 1_000, 1_900, 2_000)
     begin = [{"step": 0, "heldout": {"clm": 9.0}}]  # before any step there is nothing to compare
-    relog(plan, store, "clm", [*begin, *measured_lines(range(1, 2_001), measured, clm=3.0, mlm40=4.0)])
-    found = gaps(plan, store, "clm")
+    found = gaps_of(one, [*begin, *measured_lines(range(1, 2_001), measured, clm=3.0, mlm40=4.0)])
     assert [one.step for one in found] == list(measured)
     # The last step; a tenth of 100 steps; 50 at most; and of the decay a tenth again.
     means = [5.0, 95.5, 1_000 - (LATELY - 1) / 2, 1_900 - (LATELY - 1) / 2, 1_995.5]
@@ -433,31 +412,24 @@ def test_the_training_loss_is_the_mean_of_the_last_steps(run, invent, tmp_path):
     assert found[0].nats == 2.0
 
 
-def test_each_stage_is_held_against_its_own_objective(run, invent, tmp_path):
-    one = run("both", Stage(CLM(), 20), Stage(MLM(0.3), 20))
-    plan, store = invent(Study("s", (one,)), tmp_path / "store")
+def test_each_stage_is_held_against_its_own_objective(run, gaps_of):
     first = measured_lines(range(1, 21), (20,), clm=1.0, mlm40=2.0)
     second = measured_lines(range(21, 41), (21, 40), objective="mlm 30%", clm=1.0, mlm40=2.0, mlm30=3.0)
-    relog(plan, store, "both", first + second)
-    found = gaps(plan, store, "both")
+    found = gaps_of(run("both", Stage(CLM(), 20), Stage(MLM(0.3), 20)), first + second)
     assert [(one.step, one.objective, one.begins, one.heldout) for one in found] == [
         (20, "clm", 0, 1.0), (21, "mlm 30%", 20, 3.0), (40, "mlm 30%", 20, 3.0),
     ]  # fmt: skip
     assert found[1].training == 21.0  # none of the other stage
 
 
-def test_another_rule_of_masking_is_found_by_its_label_and_a_moving_ratio_is_not(run, invent, tmp_path):
-    rule = run("rule", Stage(MLM(0.4, (0.8, 0.1, 0.1)), 20))
-    moves = run("moves", Stage(MLM(Linear(0.4, 0.2, steps=20)), 20))
-    plan, store = invent(Study("s", (rule, moves)), tmp_path / "store")
-    relog(plan, store, "rule", measured_lines(range(1, 21), (20,), **{"mlm40": 1.0, "mlm 40% 80/10/10": 2.0}))
-    relog(plan, store, "moves", measured_lines(range(1, 21), (20,), mlm40=1.0, mlm20=2.0))
-    assert [one.heldout for one in gaps(plan, store, "rule")] == [2.0]
-    assert gaps(plan, store, "moves") == []
+def test_another_rule_of_masking_is_found_by_its_label_and_a_moving_ratio_is_not(run, gaps_of):
+    rule, moves = MLM(0.4, (0.8, 0.1, 0.1)), MLM(Linear(0.4, 0.2, steps=20))
+    lines = measured_lines(range(1, 21), (20,), **{"mlm40": 1.0, "mlm20": 3.0, "mlm 40% 80/10/10": 2.0})
+    assert [one.heldout for one in gaps_of(run("rule", Stage(rule, 20)), lines)] == [2.0]
+    assert gaps_of(run("moves", Stage(moves, 20)), lines) == []
 
 
-def test_losses_that_were_not_finite_or_not_logged_are_passed_over(run, invent, tmp_path):
-    plan, store = invent(Study("s", (run("clm", Stage(CLM(), 20)),)), tmp_path / "store")
+def test_losses_that_were_not_finite_or_not_logged_are_passed_over(run, gaps_of):
     late = [{"step": 10, "loss": None, "objective": "clm"}, {"step": 10, "heldout": {"clm": 1.0}}]
-    relog(plan, store, "clm", [*measured_lines([4], (), clm=1.0), *late])
-    assert [one.training for one in gaps(plan, store, "clm")] == [4.0]  # the nearest that is known
+    found = gaps_of(run("clm", Stage(CLM(), 20)), [*measured_lines([4], (), clm=1.0), *late])
+    assert [one.training for one in found] == [4.0]  # the nearest that is known

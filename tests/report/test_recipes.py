@@ -1,8 +1,6 @@
 """What a result is, from its spec: the paper's fifty against their names, and everything the paper does not have."""
 
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -24,20 +22,6 @@ from biphase import (
     Stage,
 )
 from biphase.report.recipes import models, recipe_of
-from biphase.store import Store
-from biphase.study.load import load
-from biphase.study.plan import identities, make_plan
-
-BATCH = 2_359_296
-NAME = re.compile(
-    r"(?P<size>\w+?)-(?P<first>clm|mlm\d\d)-(?:(?P<dec>dec)?(?P<until>\d+)k-(?P<second>mlm\d\d)-)?(?P<total>\d+)k(?:-(?P<kept>\d+))?"
-)
-
-
-@pytest.fixture(scope="module")
-def paper(tmp_path_factory):
-    study = load(Path(__file__).parents[2] / "studies" / "paper.py").study
-    return make_plan(study, identities(Store(tmp_path_factory.mktemp("none"))))
 
 
 @pytest.fixture
@@ -51,44 +35,35 @@ def of(planned):
     return recipe
 
 
-# ---------------------------------------------------------------- the paper's fifty, as their names say
+# ---------------------------------------------------------------- the paper's fifty
 
 
-def test_every_model_of_the_paper_is_what_its_name_says(paper):
-    known = models(paper)
-    assert list(known) == list(paper.results)
+PAPER = {  # result → kind, steps, steps of its run, ratio, steps of CLM, base
+    "210m-mlm20-42k": ("mlm", 42_000, 42_000, 0.2, 0, None),
+    "1b-clm-42k": ("clm", 42_000, 42_000, None, 42_000, None),
+    "610m-clm-42k-5000": ("clm", 5_000, 42_000, None, 5_000, None),
+    "610m-clm-40k-mlm50-42k": ("clm-mlm", 42_000, 42_000, 0.5, 40_000, None),
+    "610m-clm-dec42k-mlm40-54k": ("mlm", 54_000, 54_000, 0.4, 0, "610m-clm-42k"),
+}
+
+
+def test_every_model_of_the_paper_is_what_its_name_says(plan_of):
+    plan = plan_of("paper")
+    known = models(plan)
+    assert list(known) == list(plan.results)
     assert len(known) == 50
-    for name, model in known.items():
-        said = NAME.fullmatch(name)
-        assert said, name
-        recipe = model.recipe
-        total, kept = int(said["total"]) * 1000, int(said["kept"] or 0)
-        last = said["second"] or said["first"]
-        assert recipe.size == said["size"]
-        assert recipe.of == total
-        assert recipe.steps == (kept or total)
-        assert recipe.decayed == (not kept)
-        assert recipe.tokens == recipe.steps * BATCH
-        assert recipe.ratio == (int(last[3:]) / 100 if last.startswith("mlm") else None)
-        if said["dec"]:
-            assert recipe.kind == "mlm"
-            assert recipe.base == known[f"610m-{said['first']}-42k"].recipe
-            assert (recipe.continued, recipe.causal_share) == (total - 42_000, 0.0)
-        else:
-            two = said["second"] is not None
-            assert recipe.kind == ("clm-mlm" if two else said["first"][:3])
-            assert (recipe.base, recipe.continued) == (None, 0)
-            causal = int(said["until"]) * 1000 if two else recipe.steps * (said["first"] == "clm")
-            assert recipe.causal_share == causal / recipe.steps
-
-
-def test_the_papers_models_differ_in_nothing_but_size_objectives_and_steps(paper):
-    known = models(paper)
     assert len({model.recipe.setting for model in known.values()}) == 1
     assert {model.seeds for model in known.values()} == {(42,)}
-    assert all(model.results == (model.name,) == (name,) for name, model in known.items())
     parameters = {model.recipe.size: model.recipe.parameters for model in known.values()}
     assert parameters == {"210m": 310_266_624, "610m": 755_625_600, "1b": 1_409_482_944}
+    for name, (kind, steps, of, ratio, causal, base) in PAPER.items():
+        recipe = known[name].recipe
+        assert (recipe.size, recipe.kind, recipe.ratio) == (name.split("-")[0], kind, ratio)
+        assert (recipe.steps, recipe.of, recipe.tokens) == (steps, of, steps * 2_359_296)
+        assert recipe.decayed == (steps == of)
+        assert recipe.base == (known[base].recipe if base else None)
+        assert recipe.causal_share == causal / recipe.own_steps
+        assert recipe.continued == (steps - 42_000 if base else 0)
 
 
 # ---------------------------------------------------------------- objectives the paper does not have
@@ -125,19 +100,11 @@ def test_a_checkpoint_before_the_switch_knows_only_what_it_has_seen(planned, run
 # ---------------------------------------------------------------- starts
 
 
-def test_a_published_model_as_it_is(of):
+def test_what_is_not_trained_is_a_start_whatever_else_starts_there(of, planned, run):
     recipe = of(Pretrain("as-is", Hub("someone/Some-Model", revision="a" * 40)))
     assert (recipe.kind, recipe.spans, recipe.steps, recipe.tokens) == ("start", (), 0, 0)
-    assert (recipe.size, recipe.parameters, recipe.causal_share, recipe.ratio) == (
-        "Some-Model",
-        None,
-        0.0,
-        None,
-    )
+    assert (recipe.parameters, recipe.causal_share, recipe.ratio) == (None, 0.0, None)
     assert recipe.words() == "Some-Model · as it is"
-
-
-def test_an_untrained_size_is_a_start_whatever_else_starts_there(planned, run):
     flat = WSD(1e-3, warmup=0, decay=4)
     plan = planned(run("trained", Stage(CLM(), 20), schedule=flat), run("untrained", schedule=flat))
     recipe = recipe_of(plan, "untrained")
@@ -287,9 +254,7 @@ def test_another_shape_under_the_same_name_is_no_sample(planned, run):
 def test_size_objective_steps_and_seed_are_no_setting(planned, run):
     runs = (
         run("one", Stage(CLM(), 20)),
-        run(
-            "large", Stage(CLM(), 20), start=SIZES["60m"]
-        ),  # which is habitually trained in another precision
+        run("large", Stage(CLM(), 20), start=SIZES["60m"]),  # trained in another precision by default
         run("long", Stage(MLM(0.4), 40)),
         run("seed", Stage(CLM(), 20), seed=2),
         run("more", Stage(MLM(0.4), 10), start=run("one", Stage(CLM(), 20))),

@@ -6,14 +6,9 @@ from dataclasses import replace
 import pytest
 from small_studies import K, claims_of, clm, mlm, names, two
 
-from biphase import MLM, SIZES, WSD, Hub, Pretrain, Stage, Study
-from biphase.report.recipes import models
-from biphase.report.selectors import (
-    Recipes,
-    SharedRatios,
-    comparable_models,
-    rows_in_common,
-)
+from biphase import MLM, SIZES, WSD, Pretrain, Stage, Study
+from biphase.papers.gisserot2025.claims import SharedRatios
+from biphase.report.selectors import Recipes, Select, comparable_models
 
 CLM_ONLY, MLM_40 = Recipes("clm"), Recipes("mlm", 0.4)
 
@@ -31,11 +26,6 @@ def find(plan_of):
         }
 
     return found
-
-
-def test_a_group_of_sizes_stands_smallest_first(plan_of):
-    (group,) = comparable_models(plan_of("paper")).groups
-    assert [(line.title, len(line.models)) for line in group] == [("210m", 5), ("610m", 40), ("1b", 5)]
 
 
 def test_a_split_is_found_within_five_percent_and_the_nearest_wins(find):
@@ -56,7 +46,8 @@ def test_ratios_after_clm_are_shared_with_those_from_scratch(plan_of):
     scratch = [mlm(20 * K, ratio) for ratio in (0.2, 0.3, 0.4, 0.5)]
 
     def cases(*runs):
-        return SharedRatios().cases(comparable_models(plan_of(Study("s", runs))))
+        both = Select((SharedRatios(after_clm=False), SharedRatios(after_clm=True)))
+        return both.cases(comparable_models(plan_of(Study("s", runs))))
 
     (case,) = cases(*late, two(19 * K, 20 * K, 0.4), *scratch)
     assert [names(some) for some in case.models] == [
@@ -101,23 +92,6 @@ def test_sizes_of_one_name_and_different_shape_are_two_groups(plan_of):
     assert [line.title for line in group] == ["610m of 508M", "610m of 756M"]
 
 
-def test_published_models_belong_to_no_group(plan_of):
-    published = Pretrain("hub", start=Hub("some/model", revision="1" * 40))
-    study = comparable_models(plan_of(Study("s", (published, clm()))))
-    assert [names(line.models) for group in study.groups for line in group] == [["clm-12000"]]
-    assert "hub" in study.models
-
-
-def test_rows_in_common_are_the_pretraining_seeds_that_all_have(plan_of):
-    runs = [clm(name=f"c{seed}", seed=seed) for seed in (1, 2, 4)]
-    runs += [mlm(name=f"m{seed}", seed=seed) for seed in (4, 3, 2)]
-    runs += [mlm(ratio=0.2, name=f"n{seed}", seed=seed) for seed in (8, 9)]
-    causal, masked, apart = models(plan_of(Study("s", tuple(runs)))).values()
-    assert causal.results == ("c1", "c2", "c4")
-    assert rows_in_common([causal, masked]) == {causal.name: [1, 2], masked.name: [0, 2]}
-    assert rows_in_common([causal, apart]) == {causal.name: [0, 1], apart.name: [0, 1]}
-
-
 # ---------------------------------------------------------------- names and order play no part
 
 
@@ -125,7 +99,11 @@ def keys_compared(plan):
     """Every test of every claim as the keys of the checkpoints that it compares, with its title."""
     return {
         claim: sorted(
-            (test.title, *(tuple(plan.results[name] for name in model.results) for model in test.models))
+            (
+                test.title,
+                str(test.paper),
+                *([plan.results[name] for name in one.results] for one in test.models),
+            )
             for test in tests
         )
         for claim, tests in claims_of(plan).items()

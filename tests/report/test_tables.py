@@ -131,7 +131,7 @@ def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
     row = next(one for one in rows if one["claim"] == "C1")
     assert (row["part"], row["supports"], row["models"]) == (part.title, part.supports, " ".join(part.models))
     assert float(row["estimate"]) == pytest.approx(part.estimate.mean, abs=1e-4)
-    assert float(row["part_p"]) == pytest.approx(part.estimate.p, rel=1e-4)
+    assert float(row["part_p"]) == pytest.approx(part.above, rel=1e-4)
     assert [float(row[end]) for end in ("examples_low", "examples_high")] == pytest.approx(
         part.examples, abs=1e-4
     )

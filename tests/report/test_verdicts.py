@@ -1,6 +1,5 @@
 """Verdicts: the decision rules, the sentences, findings of full, half and empty ledgers; and power before a study."""
 
-import itertools
 import json
 import math
 from dataclasses import replace
@@ -8,28 +7,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_studies import K, clm, mlm, study, two
+from small_studies import K, clm, mlm, run, study, two
 
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.report.build import latex, markdown
 from biphase.report.content import collect
-from biphase.report.contrasts import Contrast, Statement, above
+from biphase.report.contrasts import ClaimPart, Contrast
 from biphase.report.evidence import gather
 from biphase.report.page.render import render as render_page
-from biphase.report.recipes import Published
-from biphase.report.selectors import Recipes, Select
-from biphase.report.statistics.intervals import Estimate, Noise, holm, power_crossed, power_of
+from biphase.report.statistics.intervals import Estimate
 from biphase.report.verdicts import (
     ALPHA,
-    ASSUMED,
-    ASSUMED_OF_SMALL,
-    WORTH_FINDING,
-    ClaimPart,
     as_json,
-    claim_p,
     judge,
-    level_of_parts,
     prospects,
     render,
     sought,
@@ -37,6 +28,7 @@ from biphase.report.verdicts import (
     verdict,
     why,
 )
+from biphase.specs.tasks import FAMILIES
 
 ROOT = Path(__file__).parents[2]
 NAN = math.nan
@@ -46,147 +38,105 @@ ALL = tuple(task.name for task in TASKS)
 
 
 PARTS = {
-    # excess, p, detectable, effect → class, at a level of 0.01
-    "clear": (0.4, 0.001, 0.1, 0.5, "yes"),
-    "clear, just": (0.4, 0.01, 0.1, 0.5, "yes"),
-    "clear, though power was low": (0.4, 0.001, 9.0, 0.5, "yes"),
-    "clearly wrong": (-0.4, 0.001, 0.1, 0.5, "against"),
-    "clearly wrong, though power was low": (-0.4, 0.01, 9.0, 0.5, "against"),
-    "not clear": (0.4, 0.0101, 0.1, 0.5, "direction"),
-    "not clear, and wrong": (-0.4, 0.0101, 0.1, 0.5, "against"),
-    "exactly nothing": (0.0, 1.0, 0.1, 0.5, "against"),
-    "low power": (0.4, 0.02, 0.6, 0.5, "underpowered"),
-    "low power, and wrong": (-0.4, 0.02, 0.6, 0.5, "underpowered"),
-    "just enough power": (0.4, 0.02, 0.5, 0.5, "direction"),
-    "missing": (NAN, NAN, NAN, 0.5, "missing"),
-    "one seed": (0.4, NAN, NAN, 0.5, "missing"),
+    # p above, p below, detectable, effect → class, at a level of 0.01, of one part and of two
+    "clear": (0.001, 0.999, 0.1, 0.5, "yes", "yes"),
+    "clear, just": (0.01, 0.99, 0.1, 0.5, "yes", "yes"),
+    "clear, though power was low": (0.001, 0.999, 9.0, 0.5, "yes", "yes"),
+    "reversed": (0.999, 0.001, 0.1, 0.5, "against", "against"),
+    "reversed, just, though power was low": (0.99, 0.01, 9.0, 0.5, "against", "underpowered"),
+    "not clear": (0.0101, 0.9899, 0.1, 0.5, "unclear", "unclear"),
+    "not clear, and wrong": (0.9899, 0.0101, 0.1, 0.5, "unclear", "unclear"),
+    "exactly nothing": (0.5, 0.5, 0.1, 0.5, "unclear", "unclear"),
+    "low power": (0.02, 0.98, 0.6, 0.5, "underpowered", "underpowered"),
+    "just enough power": (0.02, 0.98, 0.5, 0.5, "unclear", "unclear"),
+    "missing": (NAN, NAN, NAN, 0.5, "missing", "missing"),
 }
 
 
 @pytest.mark.parametrize("case", PARTS)
 def test_class_of_a_part(case):
-    excess, p, detectable, effect, expected = PARTS[case]
-    assert supports(excess, p, level=0.01, detectable=detectable, effect=effect) == expected
+    above, below, detectable, effect, alone, of_two = PARTS[case]
+    about = {"level": 0.01, "detectable": detectable, "effect": effect}
+    one = part(above=above, below=below)
+    assert [supports(one, parts=count, **about) for count in (1, 2)] == [alone, of_two]
 
 
 @pytest.mark.parametrize(
-    ("parts", "p_holm", "expected"),
+    ("parts", "holds", "refuted", "complete", "expected"),
     [
-        (("yes", "yes"), 0.05, "reproduced"),
-        (("yes", "missing"), 0.01, "reproduced"),
-        (("yes", "direction"), 0.0501, "direction only"),
-        (("direction",), 0.3, "direction only"),
-        (("yes", "direction", "underpowered"), 0.3, "underpowered"),
-        (("underpowered", "against"), 1.0, "not reproduced"),
-        (("yes", "against"), 1.0, "not reproduced"),
-        (("missing", "direction"), 0.3, "direction only"),
-        (("missing", "missing"), NAN, "not tested"),
-        ((), NAN, "not tested"),
+        (("yes", "yes"), 0.05, 1.0, True, "reproduced"),
+        (("yes", "yes"), 0.05, 1.0, False, "holds in part"),
+        (("yes", "missing"), 0.01, 1.0, False, "holds in part"),
+        (("yes", "unclear"), 0.0501, 1.0, True, "no effect found"),
+        (("unclear",), 0.3, 0.7, False, "no effect found"),
+        (("yes", "unclear", "underpowered"), 0.3, 1.0, True, "underpowered"),
+        (("underpowered", "against"), 1.0, 0.05, True, "not reproduced"),
+        (("underpowered", "against"), 1.0, 0.0501, True, "underpowered"),
+        (("yes", "against"), 1.0, 0.01, False, "not reproduced"),
+        (("missing", "missing"), NAN, NAN, False, "not tested"),
+        ((), NAN, NAN, True, "not tested"),
     ],
 )
-def test_verdict_of_a_claim(parts, p_holm, expected):
-    assert verdict(parts, p_holm) == expected
+def test_verdict_of_a_claim(parts, holds, refuted, complete, expected):
+    assert verdict(parts, holds, refuted, complete=complete) == expected
 
 
-@pytest.mark.parametrize(
-    ("parts", "expected"),
-    [
-        ([(0.5, 0.001), (0.2, 0.04), (0.3, 0.02)], 0.04),  # the weakest part counts
-        ([(0.5, 0.001), (-0.2, 1e-9)], 1.0),  # a wrong sign is no evidence, however clear
-        ([(0.0, 0.5)], 1.0),
-        ([(0.5, 0.001), (NAN, NAN)], 0.001),  # missing parts are left out
-        ([(NAN, NAN)], NAN),
-        ([], NAN),
-    ],
-)
-def test_p_value_of_a_claim(parts, expected):
-    assert claim_p(parts) == pytest.approx(expected, nan_ok=True)
-
-
-def test_effects_to_find_and_levels_of_parts():
-    effects = [sought(0.33, 0.0), sought(0.05, -0.5), sought(-0.05, -0.5), sought(None, -0.5)]
-    assert effects == pytest.approx([0.33, 0.55, 0.45, WORTH_FINDING])
-    assert WORTH_FINDING == 0.5
-    levels = [level_of_parts(some) for some in ([0.01, 0.2, 0.3, 1.0], [0.01, 0.02], [])]
-    assert levels == [ALPHA / 3, ALPHA, ALPHA]  # of the step where Holm's procedure stopped
-
-
-def test_all_parts_are_clear_exactly_where_the_claim_is_reproduced():
-    ps = (0.0001, 0.004, 0.0124, 0.0126, 0.02, 0.03, 0.04, 0.6)
-    for chosen in itertools.product(ps, repeat=4):
-        adjusted = holm(chosen)
-        stopped = level_of_parts(adjusted)
-        for p, p_holm in zip(chosen, adjusted, strict=True):
-            level = ALPHA if p_holm <= ALPHA else stopped
-            part = supports(0.1, p, level=level, detectable=0.0, effect=1.0)
-            assert (part == "yes") == (verdict([part], p_holm) == "reproduced")
+def test_the_effect_to_find_is_the_published_one_or_the_one_stated():
+    effects = [
+        sought(0.33, 0.0, 2.0),
+        sought(0.05, -0.5, 2.0),
+        sought(-0.05, -0.5, 2.0),
+        sought(None, -0.5, 2.0),
+    ]
+    assert effects == pytest.approx([0.33, 0.55, 0.45, 2.0])
 
 
 # ---------------------------------------------------------------- sentences
 
 
-def part(mean=0.2, half=0.3, title="610m · SC", se=0.1, p=0.2, **fields):
-    estimate = Estimate(mean, 0.2, 5, mean - half, mean + half, p, "fine-tuning seeds", se, 4)
+def part(mean=0.2, half=0.3, title="610m · SC", se=0.1, above=0.2, margin=0.0, paper=None, note="", **fields):
+    estimate = Estimate(mean, 0.2, 5, mean - half, mean + half, 2 * min(above, 1 - above), "seeds", se, 4)
     contrast = Contrast(title, None, "A scores {} points above B", "A scores {} points below B")
-    usual = {
-        "margin": 0.0,
-        "paper": None,
-        "tries": 1,
-        "examples": None,
-        "note": "",
-        "shape": (1, 5),
-        "lost": 0,
-    }
-    usual |= {"detectable": 0.4, "supports": "yes"}
-    return ClaimPart(title, ("a", "b"), contrast, estimate, **(usual | fields))
+    about = {"tries": 1, "examples": None, "note": note, "shape": (1, 5), "lost": 0}
+    fields = {"detectable": 0.4, "supports": "yes", "below": 1 - above} | fields
+    return ClaimPart(
+        title, ("a", "b"), contrast, estimate, above, margin=margin, paper=paper, **about, **fields
+    )
 
 
-CLEAR = part(3.416, 0.15, se=0.05, p=1e-6, paper=3.42)
+CLEAR = part(3.416, 0.15, se=0.05, above=1e-6, paper=3.42)
 MISSING = replace(
-    part(p=NAN, title="1b · SC", supports="missing", note="13 of 60 done"),
+    part(above=NAN, title="1b · SC", supports="missing", note="13 of 60 done"),
     estimate=Estimate(NAN, NAN, 0, NAN, NAN, NAN, ""),
 )
 WEAK = {"supports": "underpowered"}
-DIRECTION = {"supports": "direction"}
+UNCLEAR = {"supports": "unclear"}
 AGAINST = {"supports": "against"}
 CASES = {  # verdict, parts → facts of the sentence, and what it does not say
     "one part": ("reproduced", [CLEAR], ["3.42 ± 0.15 points above B", "paper: +3.42"], "Missing"),
-    "several": (
-        "reproduced",
-        [CLEAR, part(title="1b · SC", paper=-0.05)],
-        ["+3.42 ± 0.15 (610m · SC; paper +3.42)", "+0.20 ± 0.30 (1b · SC; paper −0.05)"],
-        "parts",
-    ),
     "many": (
         "reproduced",
-        [CLEAR] * 4 + [part(title="weak", p=0.01)],
+        [CLEAR] * 4 + [part(title="weak", above=0.01)],
         ["5 parts", "+0.20 ± 0.30 (weak)"],
         "3.42",
     ),
-    "direction": ("direction only", [part(**DIRECTION)], ["0.20 ± 0.30 points above", "p = 0.23"], "paper"),
     "smaller than published": (
-        "direction only",
-        [part(**DIRECTION, paper=0.51)],
-        ["paper: +0.51", "p = 0.23", "the paper's is"],
+        "no effect found",
+        [part(**UNCLEAR, paper=0.51)],
+        ["0.20 ± 0.30 points above", "paper: +0.51", "p = 0.23", "the paper's is excluded"],
         "clear",
     ),
-    "direction in part": (
-        "direction only",
-        [CLEAR, part(**DIRECTION, title="x"), part(**DIRECTION, title="y")],
-        ["+0.20 ± 0.30 (x)", "+0.20 ± 0.30 (y)", "of 3 parts 1"],
+    "unclear in part": (
+        "no effect found",
+        [CLEAR, part(**UNCLEAR, title="x", paper=-0.05), part(**UNCLEAR, title="y")],
+        ["+0.20 ± 0.30 (x; paper −0.05)", "+0.20 ± 0.30 (y)", "of 3 parts 1"],
         "3.42",
     ),
     "against": (
         "not reproduced",
-        [CLEAR, part(-0.1, **AGAINST), part(-0.3, **AGAINST, paper=0.5)],
-        ["0.30 ± 0.30 points below B", "paper: +0.50", "2 of 3 parts"],
+        [CLEAR, part(-0.1, **AGAINST), part(-0.6, **AGAINST, margin=-0.2, paper=0.5)],
+        ["0.60 ± 0.30 points below B", "paper: +0.50", "margin of −0.20", "2 of 3 parts"],
         "3.42",
-    ),
-    "against a margin": (
-        "not reproduced",
-        [part(-0.6, **AGAINST, margin=-0.5, paper=0.48)],
-        ["0.60 ± 0.30 points below B", "margin of −0.50"],
-        "parts",
     ),
     "underpowered": (
         "underpowered",
@@ -197,14 +147,8 @@ CASES = {  # verdict, parts → facts of the sentence, and what it does not say
     "underpowered beyond a margin": (
         "underpowered",
         [part(**WEAK, detectable=0.9, margin=-0.5)],
-        ["0.90 points beyond −0.50", "0.50 should"],
+        ["0.90 points beyond −0.50", "1.50 should"],
         "paper",
-    ),
-    "the other way": (
-        "underpowered",
-        [CLEAR, part(-2.0, 0.5, margin=-1.0, p=0.03, **WEAK), part(**WEAK)],
-        ["2.00 ± 0.50 points below B", "the other way (p = 0.030)", "1 of 3 parts"],
-        "found",
     ),
     "hopeless": (
         "underpowered",
@@ -212,14 +156,13 @@ CASES = {  # verdict, parts → facts of the sentence, and what it does not say
         ["no possible effect", "of 2 parts none"],
         "400",
     ),
-    "one missing": ("reproduced", [CLEAR, MISSING], ["+3.42", "Missing: 1b · SC (13 of 60 done)"], "2 parts"),
-    "two missing alike": ("not tested", [MISSING, MISSING], ["2 parts (13 of 60 done)"], "1b"),
-    "two missing differently": (
-        "not tested",
-        [MISSING, replace(MISSING, title="x", note="one seed")],
-        ["1b · SC (13 of 60 done)", "x (one seed)"],
-        "parts",
+    "one missing": (
+        "holds in part",
+        [CLEAR, MISSING],
+        ["+3.42", "Missing: 1b · SC (13 of 60 done)"],
+        "2 parts",
     ),
+    "two missing alike": ("not tested", [MISSING, MISSING], ["2 parts (13 of 60 done)"], "1b"),
     "no runs": ("not tested", [], ["Needs something."], "part"),
 }
 
@@ -227,15 +170,9 @@ CASES = {  # verdict, parts → facts of the sentence, and what it does not say
 @pytest.mark.parametrize("case", CASES)
 def test_the_deciding_numbers_explain_a_verdict(case):
     judged, parts, facts, absent = CASES[case]
-    sentence = why("A minus B", judged, parts, 0.234, "needs something")
+    sentence = why("A minus B", judged, parts, 0.234, "needs something", 1.5)
     assert [fact for fact in facts if fact not in sentence] == []
     assert absent not in sentence
-
-
-def test_an_effect_in_the_claimed_direction_never_points_the_other_way():
-    assert not part(mean=0.5, half=0.2, margin=1.0, **WEAK).contrary
-    assert part(mean=-0.5, half=0.2, margin=1.0, **WEAK).contrary
-    assert not part(mean=-0.5, half=0.2, margin=-1.0, **WEAK).contrary
 
 
 # ---------------------------------------------------------------- findings
@@ -263,8 +200,8 @@ def by_id(found):
 def found(plan_of, evidence_of):
     """Findings by id, from mean scores by model, or by (model, family)."""
 
-    def findings(made, means=AS_PUBLISHED, noise=0.05, holes=()):
-        draw = np.random.default_rng(11)
+    def findings(made, means=AS_PUBLISHED, noise=0.05, holes=(), draw=11):
+        draw = np.random.default_rng(draw)
 
         def score(model, task, shape):
             mean = means.get((model.name, task.family), means.get(model.name))
@@ -288,11 +225,13 @@ def test_claims_of_papers_come_first_and_all_are_corrected_together(found):
     assert [part.title for part in results["mine"].parts] == ["SC", "TC", "QA", "IR"]
     tested = [one for one in results.values() if one.verdict != "not tested"]
     assert results["mine"] in tested
-    assert [one.p_holm for one in tested] == pytest.approx(holm([one.p for one in tested]))
+    # B4 repeats parts of C2 and C4 in other metrics, which are invented alike here.
+    for side in ("p_holm", "p_refuted"):
+        assert all(getattr(one, side) >= (one.p if side == "p_holm" else 0) for one in tested)
     assert all((one.p_holm <= ALPHA) == (one.verdict == "reproduced") for one in tested)
     assert all(math.isnan(one.p) and math.isnan(one.p_holm) for one in results.values() if one not in tested)
     for one in tested:
-        assert one.p == max(part.estimate.p if part.excess > 0 else 1.0 for part in one.parts)
+        assert one.p == max(part.above for part in one.parts)
 
 
 def test_a_study_without_papers_tests_its_own_claims_only(plan_of, evidence_of):
@@ -305,33 +244,7 @@ def test_a_study_without_papers_tests_its_own_claims_only(plan_of, evidence_of):
     (alone,), (beside, *_) = judge(evidence), judge(evidence, (PAPER,))[::-1]
     assert alone.why.startswith("{0} scores ")
     assert alone.why.endswith(" points above {clm} on SC.")
-    assert beside.why.endswith(" points above {clm} on SC (paper: +3.42).")
-
-
-def test_a_second_paper_is_a_second_record(plan_of, evidence_of):
-    clm_first = Statement(
-        "D1", "CLM tags better", "CLM minus MLM 20%", "CLM − MLM 20% on TC", "needs both", ("TC",),
-        models=Select((Recipes("clm"), Recipes("mlm", 0.2))),
-        contrasts=(above(on=("TC",), margin=0.1),),
-        figure="objectives",
-    )  # fmt: skip
-    other = replace(PAPER, title="Another", statements=(clm_first,), published=Published())
-    plan = plan_of(study(CAUSAL, MASKED, mlm(42 * K, 0.2, "low"), tasks=("conll2003",), **SEEDS))
-    draw = np.random.default_rng(0)
-    level = {"clm": 81.0, "mlm": 80.0, "low": 80.0}
-    evidence = evidence_of(plan, lambda model, task, shape: level[model.name] + draw.normal(0, 0.05, shape))
-    results = by_id(judge(evidence, (PAPER, other)))
-    assert list(results) == [*(one.id for one in PAPER.statements), "D1"]
-    assert results["C4"].parts[0].paper == 0.48
-    (only,) = results["D1"].parts
-    assert (results["D1"].verdict, only.paper, only.margin, only.models) == (
-        "reproduced",
-        None,
-        0.1,
-        ("clm", "low"),
-    )
-    assert only.says.startswith("CLM scores ")
-    assert only.says.endswith(" points above MLM 20% on TC at 610m")
+    assert "paper: +3.42" in beside.why
 
 
 def test_published_models_are_tested_by_own_claims_only(found):
@@ -348,10 +261,8 @@ def test_a_finding_can_be_read_alone(found):
     first = results["C1"]
     (only,) = first.parts
     assert first.verdict == "reproduced"
-    assert first.why == f"{only.says} (paper: +3.42)."
-    assert only.says == (
-        f"MLM 40% scores {only.estimate.mean:.2f} ± {only.half:.2f} points above CLM on SC at 610m"
-    )
+    points = f"{only.estimate.mean:.2f} ± {only.half:.2f} points"
+    assert first.why == f"MLM 40% scores {points} above CLM on SC at 610m (paper: +3.42)."
     assert first.scale == "610m · 99.1B tokens · 1 pretraining seed, 5 fine-tuning seeds"
     assert (first.figure, first.paper) == ("objectives", "+2.09 (210m), +3.42 (610m), +5.55 (1b)")
     assert first.caveats == ()
@@ -368,19 +279,17 @@ def test_parts_say_which_of_them_failed_or_are_missing(found):
     assert result.verdict == "not reproduced"
     assert "below MLM 40% on IR" in result.why
     result = found(three(), noise=0.6)["C13"]
-    assert result.verdict == "underpowered"
     weak = result.parts[3]
-    assert weak.supports == "underpowered"
+    assert (result.verdict, weak.supports) == ("underpowered", "underpowered")
     assert f"{weak.detectable:.2f} points" in result.why
     assert weak.detectable > 0.33
-    holes = [("two", "squad", seed) for seed in (0, 1, 2, 3)] + [
-        ("two", "record", seed) for seed in (2, 3, 4)
+    gone = {"squad": (0, 1, 2, 3), "record": (2, 3, 4)}
+    result = found(three(), holes=[("two", task, seed) for task, seeds in gone.items() for seed in seeds])[
+        "C13"
     ]
-    result = found(three(), holes=holes)["C13"]
     assert [part.supports for part in result.parts] == ["yes", "yes", "missing", "yes"]
-    assert result.verdict == "reproduced"
+    assert (result.verdict, result.condition) == ("holds in part", "on 3 of 4 parts")
     assert result.why.endswith(" Missing: 610m · QA (not yet: 23 of 30 scores done).")
-    assert math.isnan(result.parts[2].detectable)
     result = found(three(), holes=[("two", "squad", 1)])["C13"]
     assert [part.estimate.n for part in result.parts] == [5, 5, 4, 5]
     assert result.scale.endswith("1 pretraining seed, 4–5 fine-tuning seeds")
@@ -397,22 +306,19 @@ def test_an_empty_ledger_tests_nothing(found, invent, tmp_path):
 
 
 def test_what_limits_a_claim_is_a_caveat(found):
-    results = found(three(("sst2", "mnli", "qqp")))
-    assert [part.title for part in results["C13"].parts] == ["610m · SC"]
-    assert any("no task of TC, QA and IR" in one for one in results["C13"].caveats)
-    assert "retrieval (IR)" in results["C3"].why
     results = found(three(("sst2", "conll2003")))
+    assert [part.title for part in results["C13"].parts] == ["610m · SC", "610m · TC"]
+    assert any("QA and IR" in one for one in results["C13"].caveats)
+    assert (results["C13"].verdict, results["C13"].condition) == ("holds in part", "on 2 of 4 families")
+    assert "retrieval (IR)" in results["C3"].why
     (caveat,) = results["C1"].caveats
     assert all(fact in caveat for fact in ("SC here is sst2;", "sst2, mnli and qqp"))
-    assert not any("SC here" in one for one in results["C4"].caveats)
     assert any("TC here is conll2003" in one for one in results["C4"].caveats)
     for protocol in ("paper", "standard"):
         results = found(three(protocol=protocol))
-        warned = {
-            name: any("own metrics" in one for one in results[name].caveats) for name in ("C1", "C2", "B4")
-        }
+        warned = [any("own metrics" in one for one in results[name].caveats) for name in ("C1", "C2", "B4")]
         # Accuracy is accuracy, and B4 shows no published number.
-        assert warned == {"C1": False, "C2": protocol == "standard", "B4": False}
+        assert warned == [False, protocol == "standard", False]
 
 
 def test_what_is_clear_over_seeds_alone_is_a_caveat(invent, grid, three, tmp_path):
@@ -426,16 +332,6 @@ def test_what_is_clear_over_seeds_alone_is_a_caveat(invent, grid, three, tmp_pat
     assert any("1m · SC: clear over seeds" in one for one in result.caveats)
 
 
-def test_pretraining_seeds_are_used_wherever_they_are(found):
-    runs = [
-        replace(one, name=f"{one.name}{seed}", seed=seed) for one in (CAUSAL, MASKED) for seed in (1, 2, 3)
-    ]
-    result = found(study(*runs, tasks=ALL, **SEEDS), {"clm1": 80.0, "mlm1": 81.0})["C1"]
-    (only,) = result.parts
-    assert (only.estimate.covers, only.estimate.n) == ("pretraining and fine-tuning seeds", 15)
-    assert result.scale == "610m · 99.1B tokens · 3 pretraining seeds, 5 fine-tuning seeds"
-
-
 def test_b6_gives_the_noise_of_pretraining_and_of_fine_tuning(plan_of, evidence_of):
     runs = [
         replace(one, name=f"{one.name}{seed}", seed=seed) for one in (MASKED, QUARTER) for seed in range(8)
@@ -446,26 +342,68 @@ def test_b6_gives_the_noise_of_pretraining_and_of_fine_tuning(plan_of, evidence_
     )
     for result in plan.results:
         evidence.grids[result, "sst2"].test["accuracy"][:] += draw.normal(0, 0.003)
-    (only,) = by_id(judge(evidence, (PAPER,)))["B6"].parts
+    finding = by_id(judge(evidence, (PAPER,)))["B6"]
+    (only,) = finding.parts
+    assert (only.estimate.covers, only.estimate.n) == ("pretraining seeds", 8)
+    assert finding.scale == "610m · 99.1B tokens · 8 pretraining seeds, 5 fine-tuning seeds"
     sds = [float(word) for word in only.note.replace(",", "").split() if word[0].isdigit()]
     assert sds == pytest.approx([0.3 * math.sqrt(2), 0.1 * math.sqrt(2)], rel=0.5)
 
 
-@pytest.mark.parametrize("by", [-5.0, 5.0])
-def test_a_part_whose_seeds_are_all_alike_keeps_a_claim_open(plan_of, evidence_of, by):
-    draw = np.random.default_rng(2)
-    luck = {task: draw.normal(0, 0.05, 5) for task in ALL}
+def test_a_claim_without_its_premise_is_not_applicable(found):
+    """The advantage of MLM cannot grow where there is none, and a gap cannot close that was never open."""
+    sizes = [
+        replace(one, name=f"{one.name}-{size}", start=SIZES[size])
+        for one in (CAUSAL, MASKED)
+        for size in ("210m", "610m", "1b")
+    ]
+    gaps = dict(zip(("210m", "610m", "1b"), (1.0, 2.0, 3.0), strict=True))
+    for shift, judged in ((0.0, "reproduced"), (-4.0, "not applicable"), (-2.0, "not applicable")):
+        means = {f"clm-{size}": 80.0 for size in gaps} | {
+            f"mlm-{size}": 80 + gap + shift for size, gap in gaps.items()
+        }
+        result = found(study(*sizes, tasks=("sst2",), **SEEDS), means)["C5"]
+        assert result.verdict == judged, shift
+        assert result.parts[0].above < 0.001
+    assert all(fact in result.why for fact in ("premise", "on SC, mean over 210m, 610m and 1b"))
+    assert math.isnan(result.p_holm), "it takes no part in the correction"
+    more = [run(f"{one.name}+", Stage(MLM(0.4), 2 * K), start=one) for one in (CAUSAL, MASKED)]
+    before = {"clm": 60.0, "mlm": 60.0, "clm+": 70.0, "mlm+": 65.0}
+    for masked, judged in ((60.0, "not applicable"), (80.0, "reproduced")):
+        result = found(study(CAUSAL, MASKED, *more, tasks=("squad",), **SEEDS), before | {"mlm": masked})[
+            "C18"
+        ]
+        assert result.verdict == judged
 
-    def score(model, task, shape):
-        if task.family != "IR":
-            return AS_PUBLISHED[model.name, task.family] + draw.normal(0, 0.05, shape)
-        return [70 + by * (model.name == "two") + luck[task.name]]
 
-    result = by_id(judge(evidence_of(plan_of(three()), score), (PAPER,)))["C13"]
-    assert [part.supports for part in result.parts] == ["yes", "yes", "yes", "underpowered"]
-    assert (result.verdict, result.p, result.p_holm) == ("underpowered", 1.0, 1.0)
-    facts = f"5.00 points {'above' if by > 0 else 'below'} MLM 40% on IR", "of 4 parts 3 are clear"
-    assert all(fact in result.why for fact in facts)
+def test_a_u_has_both_ends_above_its_middle(found):
+    ratios = [mlm(42 * K, ratio, f"mlm{ratio}") for ratio in (0.2, 0.3, 0.4, 0.5)]
+    made = study(*ratios, tasks=("conll2003", "squad"), **SEEDS)
+    for scores, judged in (
+        ((82.0, 80.0, 80.0, 83.0), "reproduced"),
+        ((86.0, 82.0, 80.0, 79.9), "not reproduced"),  # it falls, ever more slowly
+        ((80.0, 82.0, 82.0, 80.0), "not reproduced"),
+    ):
+        means = {one.name: score for one, score in zip(ratios, scores, strict=True)}
+        assert found(made, means)["C9"].verdict == judged
+
+
+def test_the_gap_on_answers_is_compared_with_every_other(found):
+    result = found(three())["C2"]
+    assert [part.title for part in result.parts] == [
+        "610m · QA", *(f"610m · QA gap beyond that on {family}" for family in ("SC", "TC", "IR"))
+    ]  # fmt: skip
+    assert result.verdict == "reproduced"
+    result = found(three(), AS_PUBLISHED | {("clm", "IR"): 50.0})["C2"]
+    assert [part.supports for part in result.parts] == ["yes", "yes", "yes", "against"]
+    assert found(three(("squad", "sst2")))["C2"].condition == "on 2 of 4 families"
+
+
+def test_nothing_is_decided_by_the_sign_of_noise(found):
+    """Where models are equal, neither side of a claim is found more often than its level allows."""
+    verdicts = [found(three(), dict.fromkeys(("clm", "mlm", "two"), 80.0), noise, draw=seed)["C13"].verdict
+                for noise in (0.05, 0.3) for seed in range(10)]  # fmt: skip
+    assert set(verdicts) <= {"no effect found", "underpowered"}
 
 
 def test_seeds_left_out_because_something_failed_are_a_caveat(plan_of, evidence_of):
@@ -496,24 +434,20 @@ MEANS = {
     "mlm-50": 60.0, "mlm-100": 71.0, "mlm-300": 76.0, "mlm": 80.0,
     "two": 81.0, "m20": 78.0,
 }  # fmt: skip
-HOW = {"schedule": WSD(1e-3, warmup=2, decay=20)}
 
 
 @pytest.fixture
 def content(run, grid, invent, tmp_path):
     """CLM and MLM with checkpoints, a quarter CLM, another ratio; claims of its own about both kinds of pairs."""
-    made = Study(
-        "s",
-        (
-            run("clm", Stage(CLM(), 400), keep=KEPT, **HOW),
-            run("mlm", Stage(MLM(0.4), 400), keep=KEPT, **HOW),
-            run("two", Stage(CLM(), 100), Stage(MLM(0.4), 300), **HOW),
-            run("m20", Stage(MLM(0.2), 400), **HOW),
-        ),
-        grid("sst2"),
-        (Claim("causal", "it helps", "two", "mlm"), Claim("ratio", "more is better", "mlm", "m20")),
-        papers="gisserot2025",
+    how = {"schedule": WSD(1e-3, warmup=2, decay=20)}
+    runs = (
+        run("clm", Stage(CLM(), 400), keep=KEPT, **how),
+        run("mlm", Stage(MLM(0.4), 400), keep=KEPT, **how),
+        run("two", Stage(CLM(), 100), Stage(MLM(0.4), 300), **how),
+        run("m20", Stage(MLM(0.2), 400), **how),
     )
+    own = (Claim("causal", "it helps", "two", "mlm"), Claim("ratio", "more is better", "mlm", "m20"))
+    made = Study("s", runs, grid("sst2"), own, papers="gisserot2025")
     return lambda rows: collect(*invent(made, tmp_path / f"store-{rows}", means=MEANS, rows=rows))
 
 
@@ -521,43 +455,39 @@ def test_claims_on_equal_data_are_marked_where_the_corpus_was_repeated(content):
     shown = content(200)
     results = by_id(shown.findings)
     tested = {name for name, one in results.items() if one.parts}
-    marked = {name for name, one in results.items() if one.condition}
+    marked = {name for name, one in results.items() if "repetition" in one.condition}
     assert {"C1", "C11", "C13", "causal"} <= marked
     # Half an epoch; other questions than what the same data is worth; two that are masked alike.
     assert {"C10", "C12", "B2", "ratio"} <= tested - marked
     first = results["C1"]
-    assert first.condition == "under repetition"
-    assert first.scale.endswith(" seeds · under repetition")
+    assert (first.condition, first.scale[-18:]) == ("under repetition", "· under repetition")
     assert "read 4.0 times" in first.caveats[0]
     assert "read 3.0" in results["C11"].caveats[0]
-    for name in tested - marked:
-        assert "repetition" not in " ".join((results[name].scale, *results[name].caveats))
-    row = next(line for line in markdown(shown).splitlines() if line.startswith("| C1 |"))
-    assert f"{first.verdict}, under repetition |" in row
-    assert (
-        "<small>under repetition</small>"
-        in render_page(shown).main.split('id="claim-C1"')[1].split("</summary>")[0]
-    )
-    assert "under repetition" in latex(shown)["claims.tex"]
-    (table,) = (one for one in shown.tables if one.name == "claims")
-    assert "· under repetition" in table.csv()
-
-
-def test_nothing_is_marked_where_nothing_was_repeated_or_epochs_are_unknown(content):
-    repeated = by_id(content(200).findings)["C11"].parts[0].note
+    repeated = results["C11"].parts[0].note
     assert all(fact in repeated for fact in (" epochs;", "step 100, 1.00 epochs", "points behind"))
-    for rows in (0, 800):
-        findings = content(rows).findings
-        for one in findings:
-            assert "repetition" not in " ".join((one.condition, one.scale, *one.caveats))
-        assert "within one" not in by_id(findings)["C11"].parts[0].note
-        assert ("epoch" in by_id(findings)["C11"].parts[0].note) == (rows == 800)
+    (table,) = (one for one in shown.tables if one.name == "claims")
+    for text in (markdown(shown), render_page(shown).main, latex(shown)["claims.tex"], table.csv()):
+        assert "under repetition" in text
+
+
+@pytest.mark.parametrize("rows", [0, 800])
+def test_nothing_is_marked_where_nothing_was_repeated_or_epochs_are_unknown(content, rows):
+    findings = by_id(content(rows).findings)
+    for one in findings.values():
+        assert "repetition" not in " ".join((one.condition, one.scale, *one.caveats))
+    note = findings["C11"].parts[0].note
+    assert "within one" not in note
+    assert ("epoch" in note) == (rows == 800)
 
 
 # ---------------------------------------------------------------- prospects
 
 
-TESTED = {"paper": 24, "two_stage": 13, "quickstart": 5}
+TESTED = {
+    "paper": {f"C{n}" for n in range(1, 21)} | {"B1", "B2", "B3", "B4"},
+    "two_stage": {*(f"C{n}" for n in (1, 2, 3, 4, 7, 8, 9, 12, 13, 14)), "B1", "B3", "B4"},
+    "quickstart": {"C1", "C2", "C3", "C4", "B4"},
+}
 BOTH = CAUSAL, MASKED
 
 
@@ -574,53 +504,63 @@ def pair(*runs, tasks=("sst2",), **fields):
 @pytest.mark.parametrize("name", TESTED)
 def test_what_is_planned_is_what_the_report_will_test(prospect, name):
     every = prospect(name)
-    assert sum(one.tested for one in every.values()) == TESTED[name]
+    assert {one.id for one in every.values() if one.tested} == TESTED[name]
     assert list(every) == [one.id for one in PAPER.statements]
     assert {one.noise for one in every.values()} == {"assumed", ""}
-    assert all(bool(one.parts) == one.tested == (one.why == "") for one in every.values())
+    assert all(bool(one.tests) == one.tested == (one.needs == "") for one in every.values())
     lines = render(list(every.values()))
     assert max(map(len, lines)) <= 110
     shown = {line.split()[0] for line in lines if line.startswith("  ")}
-    assert {one.id for one in every.values() if one.tested} <= shown
-    assert lines[0].startswith(f"{TESTED[name]} of 27 claims")
+    assert TESTED[name] <= shown
+    assert lines[0].startswith(f"{len(TESTED[name])} of 27 claims")
 
 
-def test_the_detectable_effect_is_found_four_times_in_five(prospect):
-    """A difference of two scores of one SC task, with the noise that is assumed, at the level of the first step."""
-    (only,) = prospect(pair())["C1"].parts
-    assert only.sd == pytest.approx(math.sqrt(2) * ASSUMED["SC"])
-    assert power_of(only.detectable, only.sd, 5, ALPHA / 2) == pytest.approx(0.8, abs=1e-4)  # C1 and C12
-    assert (only.paper, only.effect, only.weak) == (3.42, 3.42, False)
-    alone = prospect(pair(lrs=(1e-5,)))["C1"].parts[0]
-    gaps = alone.detectable + np.random.default_rng(8).normal(0, alone.sd, (4_000, 5))
-    t = gaps.mean(axis=1) / (gaps.std(axis=1, ddof=1) / math.sqrt(5))
-    assert np.mean(t > 2.776) == pytest.approx(0.8, abs=0.02), "as simulated studies find it"
-    three = prospect(pair(tasks=("sst2", "mnli", "qqp"), lrs=(1e-5,)))["C1"].parts[0]
-    assert three.sd == pytest.approx(alone.sd / math.sqrt(3))
-    assert three.sd / math.sqrt(2) == pytest.approx(0.12, abs=0.005)  # as in the paper's Figure 1
+def test_the_detectable_effect_is_found_four_times_in_five(prospect, plan_of, evidence_of):
+    """As the report of simulated studies finds it, with the noise that is assumed."""
+    made = pair(lrs=(1e-5,))
+    (only,) = prospect(made)["C1"].tests
+    sd = FAMILIES["SC"].assumed_sd[0]
+    assert only.se == pytest.approx(sd * math.sqrt(2 / 5))
+    assert (only.paper, only.weak) == (3.42, False)
+    draw, plan, found = np.random.default_rng(8), plan_of(made), 0
+    level = {"clm": 80.0, "mlm": 80.0 + only.detectable}
+    for _ in range(200):
+        evidence = evidence_of(plan, lambda model, task, shape: level[model.name] + draw.normal(0, sd, shape))
+        found += by_id(judge(evidence, (PAPER,)))["C1"].verdict == "reproduced"
+    assert 0.65 < found / 200 < 0.95
+
+
+def test_seeds_tasks_claims_and_choices_are_part_of_the_power(prospect):
+    only = prospect(pair())["C1"].tests[0]
+    three = prospect(pair(tasks=("sst2", "mnli", "qqp")))["C1"].tests[0]
+    assert three.se == pytest.approx(only.se / math.sqrt(3))
     own = tuple(Claim(f"c{n}", "again", "mlm", "clm") for n in range(20))
-    many = prospect(pair(claims=own))["C1"].parts[0]
-    assert (many.sd, many.detectable > 1.5 * only.detectable) == (only.sd, True)
-    ten = prospect(pair(seeds=range(10)))["C1"].parts[0]
-    assert ten.detectable < 0.6 * only.detectable
+    many = prospect(pair(claims=own))["C1"].tests[0]
+    assert (many.se, many.detectable > 1.3 * only.detectable) == (only.se, True)
+    ten = prospect(pair(seeds=range(10)))["C1"].tests[0]
+    assert ten.detectable < 0.75 * only.detectable
     one_seed = prospect(pair(seeds=(0,)))["C1"]
-    assert (one_seed.tested, one_seed.parts) == (False, ())
-    assert "two fine-tuning seeds" in one_seed.why
-
-
-def test_pretraining_seeds_and_choices_are_part_of_the_power(prospect):
+    assert (one_seed.tested, one_seed.tests) == (False, ())
+    assert "two fine-tuning seeds" in one_seed.needs
     runs = [replace(one, name=f"{one.name}{seed}", seed=seed) for one in BOTH for seed in (1, 2, 3)]
-    (only,) = prospect(pair(*runs))["C1"].parts
-    assert only.seeds == (3, 5)
-    noise = Noise(only.sd, 0.0, only.sd)
-    assert power_crossed(only.detectable, noise, 3, 5, ALPHA / 2) == pytest.approx(0.8, abs=1e-3)
+    (several,) = prospect(pair(*runs))["C1"].tests
+    assert (several.seeds, several.se) == ((3, 5), pytest.approx(only.se * math.sqrt(5 / 3 * 6 / 5)))
     every = prospect(pair(*(mlm(42 * K, ratio) for ratio in (0.2, 0.3, 0.4))))
     assert [one.id for one in every.values() if one.tested] == ["C7"]
-    # Two other ratios, one size, one family: two comparisons.
-    power = power_of(every["C7"].parts[0].detectable, math.sqrt(2) * ASSUMED["SC"], 5, ALPHA / 2)
-    assert power == pytest.approx(0.8, abs=1e-4)
+    (alone,) = prospect(pair(lrs=(1e-5,)))["C1"].tests
+    assert every["C7"].tests[0].detectable > alone.detectable  # the clearer of two comparisons
     small = [replace(one, start=SIZES["30m"]) for one in BOTH]  # assumed to be noisier
-    assert prospect(pair(*small))["C1"].parts[0].sd == pytest.approx(math.sqrt(2) * ASSUMED_OF_SMALL["SC"])
+    sds = FAMILIES["SC"].assumed_sd
+    assert prospect(pair(*small))["C1"].tests[0].se == pytest.approx(only.se * sds[1] / sds[0])
+
+
+def test_the_study_says_which_effect_is_worth_finding(prospect):
+    small = [replace(one, start=SIZES["30m"]) for one in BOTH]
+    for effect, weak in ((1.0, True), (9.0, False)):
+        (test,) = prospect(replace(pair(*small), effect=effect))["C1"].tests
+        assert (test.effect, test.weak) == (effect, weak)
+    own = Claim("mine", "it helps", "mlm", "clm", effect=0.3)
+    assert prospect(pair(*small, claims=own))["mine"].tests[0].effect == 0.3
 
 
 def test_noise_is_taken_from_the_ledger_where_it_has_enough(three, invent, tmp_path):
@@ -630,7 +570,7 @@ def test_noise_is_taken_from_the_ledger_where_it_has_enough(three, invent, tmp_p
     assert every["C1"].noise == "from this ledger"
     rows = [100 * evidence.scores(model, "sst2")[0] for model in evidence.models.values()]
     sd = math.sqrt(np.mean([row.var(ddof=1) for row in rows]))
-    assert every["C1"].parts[0].sd == pytest.approx(math.sqrt(2) * sd)
+    assert every["C1"].tests[0].se == pytest.approx(sd * math.sqrt(2 / 3))
     plan, store = invent(three, tmp_path / "part", results=("clm",))  # two degrees of freedom for a task
     every = by_id(prospects(plan, gather(plan, store), (PAPER,)))
     assert every["C1"].noise == "assumed"
@@ -640,11 +580,10 @@ def test_noise_is_taken_from_the_ledger_where_it_has_enough(three, invent, tmp_p
 def test_the_text_shows_detectable_beside_published_effects(prospect, plan_of):
     lines = render(list(prospect("paper").values()))
     row = next(line for line in lines if line.startswith("  C13"))
-    assert all(fact in row for fact in (" 4 tests ", "0.65–2.75", "0.33–5.00", "1 weak"))
+    assert all(fact in row for fact in (" 4 tests ", "0.34–1.45", "0.33–5.00", "1 weak"))
     assert "C21, B5–B6;" in lines[-1]
     own = tuple(Claim(f"c{n}", "again", "mlm", "clm") for n in range(9))
-    lines = render(list(prospect(pair(tasks=("squad",), seeds=(0, 1), claims=own)).values()))
-    assert next(row for row in lines if row.startswith("  C2")).split("finds ")[1].split()[0] == ">100"
+    lines = render(list(prospect(pair(tasks=("squad",), claims=own)).values()))
     assert any(line.startswith("  c8") for line in lines)
     (line,) = render(list(prospect(study(*BOTH, tasks=())).values()))
     assert "C1–C21, B1–B6;" in line
@@ -656,9 +595,9 @@ def test_prospects_as_json(prospect):
     found = {one["id"]: one for one in json.loads(json.dumps(as_json(list(every.values())), allow_nan=False))}
     assert len(found) == 28
     (test,) = found["mine"]["tests"]
-    (only,) = every["mine"].parts
+    (only,) = every["mine"].tests
     expected = {"title": "SC", "models": ["mlm", "clm"], "seeds": [1, 5], "margin": -1, "paper": 3.42}
-    expected |= {"detectable": only.detectable, "sd": only.sd, "weak": only.weak}
+    expected |= {"detectable": only.detectable, "se": only.se, "effect": only.effect, "weak": only.weak}
     assert test == expected
     assert (found["B5"]["tested"], found["B5"]["tests"]) == (False, [])
     assert "retrieval (IR)" in found["B5"]["needs"]

@@ -21,7 +21,7 @@ from biphase.study.ledger import finetunings
 
 def watch(plan, store, folder):
     said = []
-    made = Watcher(lambda: plan, store, folder, say=said.append, stop=threading.Event())
+    made = Watcher(lambda: plan, store, folder, say=said.append)
     made.said = said
     made.look()
     return made
@@ -230,15 +230,6 @@ def test_a_study_file_that_is_being_edited_leaves_the_page_as_it_was(watcher, le
     assert "studies/x.py:3: SyntaxError: invalid syntax" in watcher.said[0]
     with pytest.raises(SpecError, match=r"studies/x\.py:3"):
         serve(broken, store, watcher.folder, port=0, say=watcher.said.append)
-
-
-def test_a_damaged_trial_is_told_and_does_not_end_the_watch(ledger, tmp_path):
-    plan, store = ledger
-    trial = next(iter(finetunings(plan))).trials[0]
-    (store.trials / trial.key / "trial.json").write_text("{")
-    made = watch(plan, store, tmp_path / "report")
-    assert "1 failed" in made.progress["said"]
-    assert b"cannot be read" in made.shown.texts["/"][1]
 
 
 def test_the_fingerprint_costs_little_and_sees_every_kind_of_change(ledger):

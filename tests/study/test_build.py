@@ -13,27 +13,12 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file, save_file
 
-from biphase import (
-    CATALOG,
-    CLM,
-    MLM,
-    MNTP,
-    TASKS,
-    WSD,
-    AdamW,
-    Chunks,
-    Finetune,
-    Hub,
-    Linear,
-    LoRA,
-    Pretrained,
-    Stage,
-    Study,
-)
+from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Finetune, Hub, Linear, LoRA, Stage, Study
+from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError, StoreError
 from biphase.metadata import TRIAL, VALUES
 from biphase.store import Store, publish, read_json, write_json
-from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, evaluation, finetuning
+from biphase.study.build import AdaptOptions, adaptation, evaluation, finetuning
 from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan, save_plan
 
@@ -49,10 +34,6 @@ def published(store):
         )
         for place in store.trials.iterdir()
     }
-
-
-def stamps(store):
-    return {path: path.stat().st_mtime_ns for path in store.trials.rglob("*")}
 
 
 # ---------------------------------------------------------------- what is evaluated
@@ -100,16 +81,12 @@ def with_checkpoint(store, key, *, copy_of, step):
     publish(built, store.checkpoints / key)
 
 
-def test_a_checkpoint_within_decay_or_warmup_is_refused(plan, finished):
+def test_checkpoints_that_cannot_be_evaluated_are_refused(plan, finished):
     whole = plan.results["clm"]
     with_checkpoint(finished, "d" * 32, copy_of=whole, step=6)
-    refused("the key", lambda: asked("d" * 32, finished))
     with_checkpoint(finished, "e" * 32, copy_of=whole, step=1)
-    refused("a later", lambda: asked("e" * 32, finished))
-
-
-def test_digits_that_name_no_checkpoint_or_several_are_refused(plan, finished):
-    whole = plan.results["clm"]
+    for key in ("d" * 32, "e" * 32):
+        refused("warmup or decay", lambda key=key: asked(key, finished))
     refused("no checkpoint 000000", lambda: asked("0" * 6, finished))
     with_checkpoint(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
     refused("2 checkpoints of.*begin", lambda: asked(whole[:6], finished))
@@ -136,31 +113,17 @@ def test_a_folder_is_known_by_what_it_holds_not_by_where_it_is(model_folders, tm
         Path("my model", name).write_bytes(content)
 
 
-def test_the_name_of_an_evaluation_tells_models_and_grids_apart(tmp_path):
-    store = Store(tmp_path)
-    names = {
-        asked("org/m@1", store).name,
-        asked("org/m@2", store).name,
-        asked("org/m@1", store, replace(GRID, seeds=(0,))).name,
-        asked("org/m@1", store, replace(GRID, tasks=TASKS[1:2])).name,
-    }
-    assert len(names) == 4
-    assert asked("org/m@1", store).name == asked("org/m@1", store).name
+def test_the_name_of_an_evaluation_tells_models_and_grids_apart(store):
+    grids = (GRID, replace(GRID, seeds=(0,)), replace(GRID, tasks=TASKS[1:2]))
+    names = [asked("org/m@1", store, grid).name for grid in grids]
+    assert len({*names, asked("org/m@2", store).name, asked("org/m@1", store).name}) == 4
 
 
 # ---------------------------------------------------------------- the grid
 
 
-def said(tasks=(CATALOG["scifact-mini"],), **fields):
-    words = {
-        "lrs": "1e-5",
-        "seeds": "0",
-        "protocol": "standard",
-        "precision": "fp32",
-        "documents": "",
-        "length": 0,
-    }
-    return finetuning(tasks, **(words | fields))
+def said(lrs="1e-5", seeds="0", protocol="standard", precision="fp32", documents="", length=0):
+    return finetuning((CATALOG["scifact-mini"],), lrs, seeds, protocol, precision, documents, length)
 
 
 def test_rates_and_seeds_are_listed_or_counted():
@@ -178,33 +141,33 @@ def test_rates_and_seeds_are_listed_or_counted():
     [
         ({"lrs": "fast"}, "'fast'.*--lrs 1e-5,3e-5"),
         ({"lrs": "1e-5,"}, "--lrs: ''"),
-        ({"lrs": "nan"}, "--lrs nan.*0 and 1"),
-        ({"lrs": "3"}, "--lrs 3.*0 and 1"),
-        ({"lrs": "1e-3,1e-3"}, "each once"),
+        ({"lrs": "nan"}, "lrs.*nan"),
+        ({"lrs": "3"}, "lrs.*0 and 1.*3"),
         ({"seeds": "0-x"}, "'x'.*--seeds 0-4 or 0,1,2"),
         ({"seeds": "1.5"}, "--seeds: '1.5'"),
-        ({"seeds": "4-0"}, "--seeds 4-0"),
+        ({"seeds": "4-0"}, "seeds.*not empty"),
         ({"seeds": "-1"}, "--seeds: ''"),
-        ({"seeds": "1,1"}, "--seeds 1,1.*each once"),
-        ({"seeds": "0-2,1"}, "each once"),
-        ({"protocol": "mine"}, "'paper'.*'standard'.*'mine'"),
-        ({"precision": "fp16"}, "'fp16'"),
-        ({"documents": "some"}, "'judged'.*'all'.*'some'"),
+        ({"seeds": "0-2,1"}, "seeds.*distinct.*2, 1"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, facts):
     refused(facts, lambda: said(**fields))
 
 
-def test_a_machine_without_a_gpu_computes_in_fp32_unless_it_is_told_otherwise(monkeypatch):
-    from biphase.study import build as file
-
-    monkeypatch.setattr(file, "has_gpu", lambda: False)
-    assert said(precision="").precision == "fp32"
-    assert said(precision="bf16").precision == "bf16"
-    monkeypatch.setattr(file, "has_gpu", lambda: True)
-    assert said(precision="").precision == "bf16"
-    assert said(precision="", protocol="paper").precision == "pure-bf16"
+@pytest.mark.parametrize(
+    ("gpu", "said_precision", "protocol", "precision"),
+    [
+        (False, "", "standard", "fp32"),
+        (False, "bf16", "standard", "bf16"),
+        (True, "", "standard", "bf16"),
+        (True, "", "paper", "pure-bf16"),
+    ],
+)
+def test_a_machine_without_a_gpu_computes_in_fp32_unless_it_is_told_otherwise(
+    gpu, said_precision, protocol, precision, monkeypatch
+):
+    monkeypatch.setattr("biphase.study.build.has_gpu", lambda: gpu)
+    assert said(precision=said_precision, protocol=protocol).precision == precision
 
 
 # ---------------------------------------------------------------- the verb
@@ -234,7 +197,6 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     command = ("evaluate", model_folders[name], "--tasks", own_csv, "--store", store.root, *SMALL)
     code, out, told = verb(*command)
     assert code == 0
-    assert told.index("  labels ") < told.index("4 fine-tunings, 0 done") < told.index("4/4 fine-tunings")
     assert f"in {store.root}" in out
     row = next(line for line in out.splitlines() if "reviews" in line)
     assert row.split()[:3] == [name, "reviews", "accuracy"]
@@ -245,38 +207,26 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
         assert about["examples"] == {"validation": 3, "test": 10}
         assert about["steps"] == 2
 
-    before = stamps(store)
+    before = {path: path.stat().st_mtime_ns for path in store.trials.rglob("*")}
     code, again, told = verb(*command, "--json")
     assert code == 0
     assert "4 fine-tunings, 4 done" in told
-    assert stamps(store) == before, "nothing is computed again"
+    assert {path: path.stat().st_mtime_ns for path in before} == before, "nothing is computed again"
     (scores,) = json.loads(again)["scores"]
     assert (scores["done"], scores["of"], scores["task"]) == (4, 4, "reviews")
     assert f"{sum(scores['test']) / 2 * 100:.2f}" in row
-    (plan,) = store.root.glob("studies/*/plan.json")
-    code, _, _ = verb("report", plan, "--store", store.root, "--no-print", "--out", tmp_path / "report")
-    assert code == 0
-    assert "{text}" in (tmp_path / "report" / "report.md").read_text(), "how the data was understood"
 
 
 def test_a_dry_run_says_what_was_understood_and_leaves_nothing(verb, model_folders, own_csv, tmp_path):
-    with (own_csv / "train.csv").open("a") as file:
-        file.write('"the \x1b[31mred one",good\n' * 2)
     command = ("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
     code, out, told = verb(*command, "--dry-run")
     assert (code, told) == (0, "")
     assert not (tmp_path / "s").exists()
-    assert "\x1b[31m" not in out
     said = dict(line.strip().split(None, 1) for line in out.splitlines() if line.startswith("  "))
-    for field, beginning in {
-        "family": "SC",
-        "columns": "text, label",
-        "text": "{text}",
-        "labels": "bad, good",
-        "train": "47 rows; 2 steps of 32",
-        "validation": "3 rows",
-        "test": "10 rows",
-    }.items():
+    for field, beginning in (
+        ("family", "SC"), ("columns", "text, label"), ("text", "{text}"), ("labels", "bad, good"),
+        ("train", "45 rows; 2 steps of 32"), ("validation", "3 rows"), ("test", "10 rows"),
+    ):  # fmt: skip
         assert said[field].startswith(beginning)
     examples = [line.rsplit("→ ", 1)[1] for line in out.splitlines() if line.startswith("  example")]
     assert sorted(examples) == ["bad", "good"]
@@ -342,23 +292,6 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
     assert code == 0, told
 
 
-def test_questions_of_ones_own_are_answered_by_the_model_of_another_task(verb, model_folders, tmp_path):
-    from biphase.data.corpus import ASSETS
-
-    (tmp_path / "mine").mkdir()
-    shutil.copy(next((ASSETS / "tasks" / "squadshifts").glob("test*")), tmp_path / "mine")
-    code, out, told = verb(
-        "evaluate", model_folders["bert"], "--tasks", f"squadshifts-mini,{tmp_path / 'mine'}", "--trained-on",
-        "squadshifts-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1", "--store", tmp_path / "s", "--json", "--quiet",
-    )  # fmt: skip
-    assert code == 0, told
-    read = json.loads(out)
-    assert read["finetunings"]["of"] == 1
-    assert [row["task"] for row in read["scores"]] == ["squadshifts-mini", "mine"]
-    assert all(row["test"] for row in read["scores"])
-    assert "scored with the model of squadshifts-mini" in told
-
-
 def test_a_checkpoint_of_the_store_by_its_first_digits(verb, plan, finished, own_csv):
     before = set(finished.trials.iterdir())
     for result in ("clm", "clm-4"):
@@ -377,14 +310,8 @@ def test_a_checkpoint_of_the_store_by_its_first_digits(verb, plan, finished, own
     [
         ("org/model --tasks sst2", "org/model@<commit>"),
         ("./nowhere --tasks sst2", "'./nowhere'"),
-        ("./nowhere --tasks scifact-mini --dry-run", "'./nowhere'"),
         ("org/m@1 --tasks scifact-mini --zero-shot --lrs 1e-5", "--zero-shot and --lrs"),
-        ("org/m@1 --tasks scifact-mini --zero-shot --seeds 0", "--zero-shot and --seeds"),
-        ("0123456789ab --tasks sst2", "checkpoint 0123456789ab"),
-        ("org/m@1 --tasks sst3", "'sst2'?"),
         ("org/m@1 --tasks sst2 --for soon", "90s, 9m or 2h"),
-        ("org/m@1 --tasks sst2 --label x", "--tasks FOLDER"),
-        ("org/m@1 --tasks sst2 --seeds many", "--seeds 0-4 or 0,1,2"),
         ("org/m@1 --tasks sst2 --data ./nowhere", "no folder"),
     ],
 )
@@ -487,9 +414,6 @@ def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders
 # ---------------------------------------------------------------- adapt
 
 
-NO_TEXT = CorpusOptions("")
-
-
 @pytest.fixture
 def folder(shards, tmp_path):
     """A model's configuration and its tokenizer: no weights are needed to say what will be done."""
@@ -506,11 +430,9 @@ def folder(shards, tmp_path):
 def adapted(folder, corpus, tmp_path):
     """The study of some wishes."""
 
-    def make(*, text=None, gguf="", windows="symmetric", finetune=None, **wishes):
-        said, text = AdaptOptions(**({"steps": 100} | wishes)), text or CorpusOptions(corpus.source)
-        return adaptation(
-            str(folder), text, said, Store(tmp_path / "store"), gguf=gguf, windows=windows, finetune=finetune
-        )
+    def make(**wishes):
+        options = AdaptOptions(**({"steps": 100, "corpus": corpus.source} | wishes))
+        return adaptation(str(folder), options, Store(tmp_path / "store"))
 
     return make
 
@@ -524,7 +446,7 @@ def test_what_is_not_said_is_what_works(adapted, folder, corpus):
     assert run.packing == Chunks(64), "the largest power of two that the model reads"
     assert run.batch_tokens == 32 * 64
     assert (run.adapter, run.freeze, run.optimizer, run.seed) == (None, "nothing", AdamW(), 42)
-    assert run.corpus.tokenizer == Pretrained(str(folder))
+    assert run.corpus.tokenizer.source == str(folder)
     assert (run.corpus.source, run.corpus.bos) == (corpus.source, False)
     assert run.heldout_every == 20
 
@@ -543,15 +465,10 @@ def test_a_long_context_is_not_used_whole_unless_asked_for(adapted, folder):
     ("wishes", "field", "value"),
     [
         ({"objective": "mntp", "ratio": 0.2}, "stages", (Stage(MNTP(0.2), 100),)),
-        ({"rope_base": 5e4}, "stages", (Stage(MLM(0.4), 100, rope_base=5e4),)),
         ({"lr": 1e-3, "warmup": 0.1, "decay": 0.5}, "schedule", WSD(1e-3, 10, 50)),
         ({"lora": 4}, "adapter", LoRA(rank=4, alpha=8)),
         ({"lora": 4}, "schedule", WSD(1e-3, 5, 20)),
-        ({"lora": 4, "lr": 3e-4}, "schedule", WSD(3e-4, 5, 20)),
-        ({"freeze_embeddings": True}, "freeze", "embeddings"),
-        ({"layer_decay": 0.9}, "optimizer", AdamW(layer_decay=0.9)),
         ({"length": 32, "batch_rows": 3}, "batch_tokens", 96),
-        ({"precision": "bf16"}, "precision", "bf16"),
         ({"seed": 3}, "seed", 3),
         ({"heldout_tokens": 2_000}, "heldout_tokens", 2_000),
         ({"steps": 3, "heldout_tokens": 512}, "heldout_every", 1),
@@ -577,30 +494,21 @@ def test_held_out_losses_cost_little_beside_a_short_run(adapted, steps, rows, ev
     assert (said.heldout_every, said.heldout_tokens) == (max(1, steps // 5), 4_096), "what is said holds"
 
 
-def test_another_wish_is_another_study_and_the_same_is_the_same(adapted):
-    names = [adapted().name, adapted().name, adapted(seed=1).name, adapted(windows="full").name]
-    assert len(set(names)) == 3
-    assert names[0] == names[1]
-
-
 def test_places_are_said_so_that_they_can_be_read_from_elsewhere(adapted, corpus, monkeypatch):
-    from pathlib import Path
-
     monkeypatch.chdir(Path(corpus.source).parent)
     for said in ("./train.jsonl", "train.jsonl", "./tr*.jsonl"):
-        source = adapted(text=CorpusOptions(said)).runs[0].corpus.source
+        source = adapted(corpus=said).runs[0].corpus.source
         assert source == str(Path(corpus.source).with_name(Path(said).name))
-    assert adapted(text=CorpusOptions("builtin")).runs[0].corpus.source.startswith("builtin:")
-    some = adapted(text=CorpusOptions("train.jsonl", "body", "heldout.jsonl", 500)).runs[0].corpus
+    assert adapted(corpus="builtin").runs[0].corpus.source.startswith("builtin:")
+    some = adapted(corpus="train.jsonl", text="body", heldout="heldout.jsonl", tokens=500).runs[0].corpus
     assert (some.text, some.heldout, some.tokens) == ("body", "heldout.jsonl", 500)
 
 
 def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_of_its_text(plan, finished):
     key = plan.results["clm"]
 
-    def on(text=NO_TEXT, **wishes):
-        said = AdaptOptions(**({"steps": 10} | wishes))
-        return adaptation(key[:8], text, said, finished, gguf="", windows="symmetric", finetune=None)
+    def on(**wishes):
+        return adaptation(key[:8], AdaptOptions(steps=10, **wishes), finished)
 
     (run,) = on().runs
     assert run.name == "clm-mlm"
@@ -609,54 +517,28 @@ def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_o
     assert (run.packing, run.batch_tokens) == (run.start.packing, 32 * 32)
     assert on(length=24).runs[0].packing == Chunks(24)
     with pytest.raises(SpecError, match=r"--text, --heldout.*--tokens.*--corpus"):
-        on(CorpusOptions("", tokens=5))
-
-
-@pytest.mark.parametrize(
-    ("fact", "wishes"),
-    [
-        ("--corpus", {"text": CorpusOptions("")}),
-        ("--objective clm", {"objective": "clm"}),
-        ("masking ratio", {"ratio": 1.5}),
-    ],
-)
-def test_what_cannot_be_meant_is_refused(fact, wishes, adapted):
-    refused(fact, lambda: adapted(**wishes))
+        on(tokens=5)
 
 
 def test_what_was_understood_is_said_before_training_and_stands_in_the_report(
-    verb, model_folders, own_csv, tmp_path
+    verb, model_folders, own_csv, tmp_path, monkeypatch
 ):
     with (own_csv / "train.csv").open("a") as file:
         file.write('"the \x1b[31mred | <b>one</b>",good\n' * 30)
+    monkeypatch.chdir(own_csv.parent)
     store = tmp_path / "s"
-    code, _, told = verb("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", store, *SMALL)
+    tasks = f"./{own_csv.name}"
+    code, _, told = verb("evaluate", model_folders["bert"], "--tasks", tasks, "--store", store, *SMALL)
     assert code == 0
     assert told.index("  labels ") < told.index("fine-tunings, 0 done") < told.index("on validation")
     assert "\x1b[31m" not in told
     assert "  warning     only 74 rows to train on" in told
+    monkeypatch.chdir("/")  # the plan that is left can be read from another folder
     (plan,) = store.glob("studies/*/plan.json")
     code, _, _ = verb("report", plan, "--store", store, "--no-print", "--out", tmp_path / "report")
     assert code == 0
     page, text = ((tmp_path / "report" / name).read_text() for name in ("report.html", "report.md"))
-    for shown in (page, text):
-        assert "reviews, as it was read" in shown
-        assert "only 74 rows to train on" in shown
-        assert "{text}" in shown
+    for fact in ("reviews, as it was read", "only 74 rows to train on", "{text}"):
+        assert fact in page
+        assert fact in text
     assert "<b>one</b>" not in page
-
-
-def test_the_plan_that_is_left_can_be_read_from_another_folder(
-    verb, model_folders, own_csv, tmp_path, monkeypatch
-):
-    monkeypatch.chdir(Path(own_csv).parent)
-    store = tmp_path / "s"
-    code, _, told = verb(
-        "evaluate", model_folders["bert"], "--tasks", f"./{Path(own_csv).name}", "--store", store, *SMALL
-    )
-    assert code == 0, told
-    monkeypatch.chdir("/")
-    (left,) = store.glob("studies/*/plan.json")
-    code, out, told = verb("status", left, "--store", store)
-    assert code == 0, told
-    assert "4/4 fine-tunings" in out

@@ -27,7 +27,6 @@ from biphase import (
     Study,
     Task,
 )
-from biphase.errors import SpecError
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
 from biphase.study import costs as costs_module
@@ -140,12 +139,6 @@ def test_a_tied_head_costs_work_and_no_memory():
     assert work[0] == work[1]
 
 
-@pytest.mark.parametrize("efficiency", [0, -1, 1.5, 40])
-def test_an_impossible_efficiency_is_refused(efficiency):
-    with pytest.raises(SpecError, match=r"0.*1.*0\.4 is good"):
-        costs(plan_of(run((CLM(), 3)))).device_hours("h200", efficiency)
-
-
 @pytest.mark.parametrize(
     ("fields", "facts"),
     [
@@ -166,7 +159,6 @@ def test_a_hub_model_that_is_not_here_is_said_to_be_unknown():
     assert whole.notes == ("the shape of org/model is not known here: FLOPs and disk are left out",)
     assert (whole.flops, whole.disk) == (None, None)
     assert whole.tokens == 9 * 128
-    assert whole.device_hours("h200", 0.4) is None
 
 
 def model_folder(folder, *, tied, **config):

@@ -9,7 +9,8 @@ import pytest
 from biphase import CATALOG, TASKS, Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError
-from biphase.study.datasets import tasks_named
+from biphase.study import datasets
+from biphase.study.datasets import OwnData
 from biphase.tasks.load import load
 
 DOCS = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
@@ -17,20 +18,24 @@ DOCS = (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
 def write(path, rows):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_text(rows if isinstance(rows, str) else "".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
 def lay(folder, **parts):
+    """A folder of parts: rows of JSON lines, or the text of a CSV file."""
     for name, rows in parts.items():
-        write(folder / f"{name}.jsonl", rows)
+        write(folder / f"{name}.{'csv' if isinstance(rows, str) else 'jsonl'}", rows)
     return str(folder)
 
 
+def tasks_named(names, data=None, steps=0, **options):
+    return datasets.tasks_named(names, OwnData(**options), data=data, steps=steps)
+
+
 def one(names, **options):
-    made = tasks_named(names, **options)
-    assert len(made) == 1
-    return made[0]
+    (made,) = tasks_named(names, **options)
+    return made
 
 
 def rows_of(task):
@@ -48,49 +53,76 @@ def refused(words, names, **options):
     assert "\n" not in str(caught.value)
 
 
+def reviews(count=40):
+    return [{"text": f"t{n}", "label": ("good", "bad")[n % 2]} for n in range(count)]
+
+
+def questions(count, answer="some"):
+    return [
+        {"id": str(n), "question": f"q{n}", "context": "some context", "answers": answer}
+        for n in range(count)
+    ]
+
+
+def beir(folder, *parts, title=True):
+    extra = {"title": "t"} if title else {}
+    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": f"x{n}", **extra} for n in range(20)])
+    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"y{n}"} for n in range(20)])
+    judged = "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(20))
+    for part in parts:
+        write(folder / "qrels" / f"{part}.tsv", judged)
+    return str(folder)
+
+
+NUMBERED = [{"text": f"t{n}", "label": n % 2} for n in range(40)]
+TAGGED = [{"tokens": ["Ada", "L"], "ner_tags": [1, 2]}, {"tokens": ["x"], "ner_tags": [0]}] * 20
+NAMED_TAGS = [{"tokens": ["Ada"], "tags": ["B-PER"]}, {"tokens": ["x"], "tags": ["O"]}] * 20
+
+
 # ---------------------------------------------------------------- names
 
 
 def test_known_tasks_come_by_name_by_family_or_all_of_the_paper():
     assert tasks_named("sst2, squad") == (CATALOG["sst2"], CATALOG["squad"])
     assert tasks_named("paper") == TASKS
-    assert [task.name for task in tasks_named("QA")] == ["squad", "squad_v2", "record"]
-    assert tasks_named("boolq,QA,squad")[0] == CATALOG["boolq"]
-    assert len(tasks_named("boolq,QA,squad")) == 4
-
-
-def test_a_task_that_borrows_brings_its_lender_and_makes_a_finetuning():
-    made = tasks_named("nq,mldr_en")
-    assert [task.name for task in made] == ["msmarco", "nq", "mldr_en"]
-    assert Finetune(made).finetunings  # the record accepts them
+    assert [task.name for task in tasks_named("boolq,QA,squad")] == ["boolq", "squad", "squad_v2", "record"]
+    borrowing = tasks_named("nq,mldr_en")
+    assert [task.name for task in borrowing] == ["msmarco", "nq", "mldr_en"], "they bring their lender"
+    assert Finetune(borrowing).finetunings  # the record accepts them
 
 
 def test_unknown_names_and_idle_options_are_refused(tmp_path):
     texts = lay(tmp_path / "texts", train=reviews(), test=reviews(9))
-    questions = lay(tmp_path / "questions", train=asked_rows(40), test=asked_rows(9))
+    asked = lay(tmp_path / "questions", train=questions(40), test=questions(9))
     searched = beir(tmp_path / "searched", "train", "test")
-    tested = lay(tmp_path / "tested", test=asked_rows(9))
+    tested = lay(tmp_path / "tested", test=questions(9))
     for facts, names, options in (
         ("'sst3';.*'sst2'", "sst3", {}),
         ("no task", " , ", {}),
         ("your own", "sst2", {"label": "x"}),
         ("--query.*IR.*as SC", texts, {"query": "{text}"}),
-        ("--labels.*SC.*as QA", questions, {"labels": "a,b"}),
+        ("--labels.*SC.*as QA", asked, {"labels": "a,b"}),
         ("--label.*SC.*as IR", searched, {"label": "text"}),
         ("--trained-on squadd.*'squad'", tested, {"trained_on": "squadd"}),
-        ("--trained-on question.*'questions'", f"{questions},{tested}", {"trained_on": "question"}),
+        ("--trained-on question.*'questions'", f"{asked},{tested}", {"trained_on": "question"}),
+        ("--family SX: ", texts, {"family": "SX"}),
+        (r"has no corpus\* and queries\*", texts, {"family": "IR"}),
+        ("no folder", "sst2", {"data": tmp_path / "nowhere"}),
+        ("--test.*no file", texts, {"test": tmp_path / "nowhere.csv"}),
     ):
         refused(facts, names, **options)
     assert len(tasks_named(f"{texts},{searched}", query="{text}")) == 2, "one of them reads it"
 
 
 def test_two_tasks_of_one_name_are_refused_and_one_named_twice_is_one(tmp_path):
-    a, b = (lay(tmp_path / side / "same", train=reviews(), test=reviews(9)) for side in "ab")
+    a, b, own = (
+        lay(tmp_path / name, train=reviews(), test=reviews(9)) for name in ("a/same", "b/same", "sst2")
+    )
     refused(f"two tasks 'same': {a} and {b}; rename one of the folders", f"{a},{b}")
     assert len(tasks_named(f"{a},{a}")) == 1
-    own = lay(tmp_path / "sst2", train=reviews(), test=reviews(9))
-    refused("two tasks 'sst2'", f"sst2,{own}")
-    refused("two tasks 'sst2'", f"{own},sst2")
+    for names in (f"sst2,{own}", f"{own},sst2"):
+        refused("two tasks 'sst2'", names)
+    assert one(own, label="label").source == own, "a name of the catalog, and data of one's own"
 
 
 # ---------------------------------------------------------------- local copies
@@ -98,45 +130,34 @@ def test_two_tasks_of_one_name_are_refused_and_one_named_twice_is_one(tmp_path):
 
 def test_a_folder_of_the_tasks_name_goes_before_the_hub(tmp_path, monkeypatch):
     rows = [{"sentence": f"s{n}", "label": n % 2} for n in range(40)]
-    lay(tmp_path / "data" / "sst2", train=rows, validation=rows)
-    lay(tmp_path / "glue" / "sst2", train=rows, validation=rows)
+    for folder in ("data", "glue"):
+        lay(tmp_path / folder / "sst2", train=rows, validation=rows)
     asked = [{"question": "q", "context": "c", "answers": "c"}] * 40
     lay(tmp_path / "squad" / "plain_text", train=asked, validation=asked)  # also the name of the task
     monkeypatch.chdir(tmp_path)
     sst2, qqp = tasks_named("sst2,qqp", data=Path("data"))
-    assert sst2.source == "./data/sst2"
-    assert qqp == CATALOG["qqp"]
+    assert (sst2.source, qqp) == ("./data/sst2", CATALOG["qqp"])
     for task in (sst2, *tasks_named("sst2,squad", data=tmp_path)):  # copies of repositories as they stand
         assert len(rows_of(task).train) == 38
+    lay(tmp_path / "less" / "sst2", train=[{}])
+    with pytest.raises(Absent, match=r"'sst2':.*sst2 matches 'validation\*'"):  # and is not passed over
+        tasks_named("sst2", data=tmp_path / "less")
 
 
 def test_repositories_of_one_task_may_be_copied_or_not(tmp_path):
     write(tmp_path / "scifact" / "corpus" / "corpus.jsonl", [{"_id": "d1", "title": "", "text": "x"}])
-    write(
-        tmp_path / "scifact" / "queries" / "queries.jsonl", [{"_id": f"q{n}", "text": "y"} for n in range(9)]
-    )
+    queries = [{"_id": f"q{n}", "text": "y"} for n in range(9)]
+    write(tmp_path / "scifact" / "queries" / "queries.jsonl", queries)
     half = one("scifact", data=tmp_path)
     assert half.source == str(tmp_path / "scifact")
     assert half.splits == CATALOG["scifact"].splits  # still on the hub
     for part in ("train", "test"):
-        path = tmp_path / "scifact-qrels" / f"{part}.tsv"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td1\t1\n" for n in range(9)))
+        judged = "query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td1\t1\n" for n in range(9))
+        write(tmp_path / "scifact-qrels" / f"{part}.tsv", judged)
     assert sizes(one("scifact", data=tmp_path)) == (8, 1, 9)
 
 
-def test_a_folder_that_lacks_files_is_refused_and_not_passed_over(tmp_path):
-    lay(tmp_path / "sst2", train=[{}])
-    with pytest.raises(Absent, match=r"'sst2':.*sst2 matches 'validation\*'"):
-        tasks_named("sst2", data=tmp_path)
-    refused("no folder", "sst2", data=tmp_path / "nowhere")
-
-
-# ---------------------------------------------------------------- own data
-
-
-def reviews(count=40, **more):
-    return [{"text": f"t{n}", "label": ("good", "bad")[n % 2], **more} for n in range(count)]
+# ---------------------------------------------------------------- parts of own data
 
 
 def test_a_folder_of_texts_and_labels(tmp_path, monkeypatch):
@@ -160,13 +181,161 @@ def test_one_file_needs_another_to_be_scored_by(tmp_path):
     path = write(tmp_path / "rows.v2.jsonl", reviews())
     other = write(tmp_path / "elsewhere" / "held.jsonl", reviews(9))
     task = one(str(path), test=other)
-    assert task.name == "rows"
-    assert len(rows_of(task).test) == 9
-    refused("train on;.*--test FILE", str(path))
-    refused("no file", str(path), test=tmp_path / "nowhere.csv")
-    notes = tmp_path / "notes.docx"
-    notes.touch()
-    refused("no table", str(notes), test=other)
+    assert (task.name, len(rows_of(task).test)) == ("rows", 9)
+    refused(r"no files test\*.*--test", str(path))
+    refused("no table", str(write(tmp_path / "notes.docx", [])), test=other)
+
+
+def test_parts_that_are_absent_or_ambiguous_are_refused_with_what_to_type(tmp_path):
+    for facts, *parts in (
+        (r"train\* and test\*, but reddit.jsonl and wiki.jsonl.*--tasks \S*/FILE --test \S*/FILE", "reddit", "wiki"),
+        (r"files test\*, but eval.jsonl.*--test", "train", "eval"),
+        (r"files train\*;.*--trained-on", "test"),
+        (r"validation_a.jsonl and.*--test \S*/validation_a.jsonl", "train", "validation_a", "validation_b"),
+        (r"train_a.jsonl and train_b.jsonl.*train part.*--tasks", "train_a", "train_b", "test"),
+    ):  # fmt: skip
+        refused(facts, lay(tmp_path / "-".join(parts), **dict.fromkeys(parts, NUMBERED)))
+    folder = tmp_path / "train-validation_a-validation_b"
+    task = one(str(folder), test=folder / "validation_a.jsonl")
+    assert (task.splits.validation, task.splits.cut_from) == ("", "train")
+    shards = {"train-00000-of-00002": reviews(), "train-00001-of-00002": reviews(), "test": reviews()}
+    assert one(lay(tmp_path / "c", **shards)).splits.train == "train*"
+    folder, other = beir(tmp_path / "beir", "dl19", "dl20"), tmp_path / "beir" / "qrels" / "dl20.tsv"
+    refused(r"dl19.tsv.*--test \S*beir/qrels/dl19.tsv", folder, zero_shot=True)
+    assert one(folder, zero_shot=True, test=other).splits.test.endswith("dl20.tsv")
+
+
+@pytest.mark.parametrize("names", [["train.xlsx", "test.xlsx"], ["data.arff"]])
+def test_formats_that_are_not_read_are_named(names, tmp_path):
+    for name in (*names, "README.md"):
+        write(tmp_path / name, "PK")
+    refused(rf"but {' and '.join(sorted(names))};.*\.parquet.*\.csv.*CoNLL", str(tmp_path))
+
+
+def test_folders_of_parts_are_parts_and_configurations_are_told_apart(tmp_path):
+    for part in ("train", "test"):
+        write(tmp_path / "default" / part / "0000.jsonl", NUMBERED[:20])
+        write(tmp_path / "default" / part / "0001.jsonl", NUMBERED[20:])
+    assert len(rows_of(one(str(tmp_path))).test) == 40
+    write(tmp_path / "default" / "val" / "0000.jsonl", NUMBERED[:7])
+    assert len(rows_of(one(str(tmp_path))).validation) == 7
+    for name in ("cola", "sst2"):
+        lay(tmp_path / "glue" / name, train=NUMBERED, validation=NUMBERED)
+    refused(r"sst2;.*--tasks \S*glue/cola", str(tmp_path / "glue"))
+    twice = "text,label\nx,0\ny,1\n"
+    task = one(lay(tmp_path / "glue" / "sst2", train=twice, validation=twice))
+    assert (task.name, len(rows_of(task).test)) == ("sst2", 40), "one part in two formats is read once"
+
+
+def test_parts_are_known_however_they_are_capitalised(tmp_path):
+    for part, rows in (("Train", NUMBERED), ("Test", NUMBERED[:9])):
+        write(tmp_path / "loud" / f"{part}.JSONL", rows)
+    assert sizes(one(str(tmp_path / "loud"))) == (38, 2, 9)
+    file = tmp_path / "loud" / "Train.JSONL"
+    assert one(str(file), test=tmp_path / "loud" / "Test.JSONL").name == "loud"
+    folder = lay(tmp_path / "both", train=NUMBERED, test=NUMBERED, Test=NUMBERED[:9])
+    assert len(rows_of(one(folder)).test) == 40, "a name as it is written goes first"
+
+
+@pytest.mark.parametrize("unlabelled", [-1, None, "no column"])
+def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, tmp_path):
+    def bare(rows, kept, column, value):
+        more = {} if unlabelled == "no column" else {column: value}
+        return [{kept: row[kept]} | more for row in rows]
+
+    texts = bare(NUMBERED, "text", "label", unlabelled)
+    task = one(lay(tmp_path / "a", train=NUMBERED, validation=NUMBERED[:20], test=texts))
+    assert task.splits == Splits(test="validation*")
+    assert len(rows_of(task).test) == 20
+    refused("no labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=texts))
+    words = bare(TAGGED, "tokens", "tags", [unlabelled])
+    assert one(lay(tmp_path / "c", train=NAMED_TAGS, dev=NAMED_TAGS, test=words)).splits.test == "dev*"
+
+
+def test_column_files_in_the_names_of_conll_2003(tmp_path):
+    text = "-DOCSTART- -X- O O\n\nAda NNP I-NP I-PER\nL NNP I-NP I-PER\n\nx NN O O\n"
+    for name in ("eng.train", "eng.testa", "eng.testb"):
+        write(tmp_path / name, text)
+    for name in ("train.txt", "valid.txt", "test.txt"):
+        write(tmp_path / "other" / name, text)
+    task = one(str(tmp_path))
+    assert task.splits == Splits("*[-_.]train*", "*.testa", "*.testb")
+    assert task.form.labels == ("O", "B-PER", "I-PER")
+    assert (rows_of(task).test[0].words, rows_of(task).test[0].tags) == (("Ada", "L"), (1, 2))
+    assert one(str(tmp_path / "other")).splits == Splits(validation="valid*")
+
+
+def test_squad_as_its_authors_distribute_it(tmp_path):
+    answered = {"id": "q", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
+    for version, more in (("1.1", []), ("2.0", [{"id": "none", "question": "When?", "answers": []}])):
+        data = [{"title": "t", "paragraphs": [{"context": "Ada.", "qas": [answered] * 30 + more}]}]
+        for part in ("train", "dev"):
+            path = tmp_path / version / f"{part}-v{version}.json"
+            write(path, json.dumps({"version": version, "data": data}))
+    task = one(str(tmp_path / "1.1"))
+    assert (task.form.unanswerable, task.splits.test, len(rows_of(task).test)) == (False, "dev*", 30)
+    assert one(str(tmp_path / "2.0")).form.unanswerable
+    write(tmp_path / "1.1" / "train-v2.0.json", "{}")
+    refused("train-v1.1.json and train-v2.0.json.*train part", str(tmp_path / "1.1"))
+
+
+# ---------------------------------------------------------------- columns and labels of own data
+
+
+@pytest.mark.parametrize(
+    ("columns", "text", "label"),
+    [
+        (("premise", "hypothesis", "label", "idx"), "Premise: {premise}\nHypothesis: {hypothesis}", "label"),
+        (("sentence1", "sentence2", "label"), "Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
+        (("question", "title", "passage", "answer"), "Question: {question}\nPassage: {passage}", "answer"),
+        (("idx", "tweet", "sentiment"), "{tweet}", "sentiment"),
+        (("id", "Text", "Label"), "{Text}", "Label"),
+        (("text", "stance"), "{text}", "stance"),
+    ],
+)
+def test_columns_of_usual_names_need_no_options(columns, text, label, tmp_path):
+    rows = [{name: n % 2 if name == label else f"{name} {n}" for name in columns} for n in range(40)]
+    task = one(lay(tmp_path, train=rows, test=rows))
+    assert (task.form.text, task.form.label) == (text, label)
+
+
+def test_columns_labels_and_family_may_be_said(tmp_path):
+    rows = [{"a": f"a{n}", "b": "b", "answer": n % 2} for n in range(30)]
+    folder = lay(tmp_path / "a", train=rows, test=rows)
+    for options in ({}, {"label": "answer"}):
+        refused("--text", folder, **options)
+    refused("--label.*a, b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}]))
+    task = one(folder, text="A: {a} B: {b}", label="answer", labels="no, yes")
+    assert task.form == Classify("A: {a} B: {b}", ("no", "yes"), label="answer")
+    assert rows_of(task).test[3].text == "A: a3 B: b"
+    assert one(folder, text="a", label="answer").form == Classify("{a}", ("0", "1"), label="answer")
+    rows = [{"question": "q", "context": "c", "answer": "c", **row} for row in NUMBERED]
+    folder = lay(tmp_path / "b", train=rows, test=rows)
+    assert isinstance(one(folder).form, Answer)
+    assert one(folder, family="SC").form == Classify("{text}", ("0", "1"))
+
+
+@pytest.mark.parametrize(
+    ("typed", "read"),
+    [
+        (r"A: {a}\nB: {b}", "A: {a}\nB: {b}"),
+        (r"{a}\t{b}", "{a:\t}{b}"),
+        (r"{a} \\n {b}", r"{a} \n {b}"),
+        (r"\x{a}", r"\x{a}"),
+        ("{{b b}} {b}", "{{b b}} {b}"),
+    ],
+)
+def test_escapes_in_a_template_are_read_as_the_page_prints_them(typed, read, tmp_path):
+    rows = [{"a": f"a{n}", "b": f"b{n}", "label": n % 2} for n in range(40)]
+    assert one(lay(tmp_path, train=rows, test=rows), text=typed).form.text == read
+
+
+def test_a_column_of_two_words_cannot_stand_in_a_template(tmp_path):
+    rows = [{"review text": "x", "b": "y", "label": n % 2} for n in range(30)]
+    folder = lay(tmp_path, train=rows, test=rows)
+    for text in ("review text", "{b}: {review text}"):
+        refused("the column 'review text' cannot.*e.g. review_text", folder, text=text)
+    refused("'revew text'.*'review text'", folder, text="revew text")
 
 
 @pytest.mark.parametrize(
@@ -186,32 +355,15 @@ def test_labels_are_read_from_the_data_in_order(values, labels, tmp_path):
     assert {one.label for one in rows_of(task).test} == set(range(len(labels)))
 
 
-def test_columns_and_labels_may_be_said(tmp_path):
-    rows = [{"a": f"a{n}", "b": "b", "answer": n % 2} for n in range(30)]
-    folder = lay(tmp_path, train=rows, test=rows)
-    refused("--text", folder)
-    refused("--text", folder, label="answer")
-    refused("--label.*a, b, c", lay(tmp_path / "x", train=[{"a": 1, "b": 1, "c": 1}], test=[{}]))
-    task = one(folder, text="A: {a} B: {b}", label="answer", labels="no, yes")
-    assert task.form == Classify("A: {a} B: {b}", ("no", "yes"), label="answer")
-    assert rows_of(task).test[3].text == "A: a3 B: b"
-    assert one(folder, text="a", label="answer").form == Classify("{a}", ("0", "1"), label="answer")
-
-
 @pytest.mark.parametrize(
     ("facts", "labels"),
     [
         ("not labels", [n + 0.5 for n in range(9)]),
         ("over 1,000 values", [str(n) for n in range(1_001)]),
         ("train.jsonl:1.*a row", [["a", "b"]] * 9),
-        ("train.jsonl:2.*'label'", ["good", None]),
-        ("train.jsonl:2.*'label'", ["good", ""]),
-        ("train.jsonl:2.*'label'", ["good", "  "]),
-        ("train.jsonl:2.*'label'", ["good", float("nan")]),
-        ("train.jsonl:2.*'label'", ["good", {"x": 1}]),
+        *(("train.jsonl:2.*'label'", ["good", nothing]) for nothing in (None, "  ", float("nan"), {"x": 1})),
         ("train.jsonl:2.*'good '.*space", ["good", "good "]),
         ("train.jsonl:2.*' good'.*space", ["good", " good"]),
-        ("train.jsonl:2.*'good.*space", ["good", "good\t"]),
         ("'label'.*'good',.*--label COLUMN", ["good", "good"]),
     ],
 )
@@ -221,76 +373,26 @@ def test_what_cannot_be_labels_is_refused(facts, labels, tmp_path):
 
 
 def test_labels_of_a_csv_that_are_none_are_refused(tmp_path):
-    table = lay_csv(tmp_path / "a", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
+    table = lay(tmp_path / "a", train="text,label\nx,0.333\ny,1\n", test="text,label\nx,1\n")
     refused("'label'.*e.g. 0.333;.*--label COLUMN", table)
     assert one(table, labels="0.333,1").form == Classify("{text}", ("0.333", "1"))
     for said in ("1", "1,1", "1,"):
         refused("--labels '1.*all different", table, labels=said)
     test = "text,label\nx,bad\n"
-    refused("'label'.*nothing", lay_csv(tmp_path / "b", train="text,label\n", test=test))
-    refused("train.csv:3", lay_csv(tmp_path / "c", train="text,label\nx,bad\ny,good \n", test=test))
-
-
-def lay_csv(folder, **parts):
-    folder.mkdir(parents=True)
-    for name, raw in parts.items():
-        (folder / f"{name}.csv").write_text(raw)
-    return str(folder)
-
-
-def test_a_column_of_two_words_cannot_stand_in_a_template(tmp_path):
-    rows = [{"review text": "x", "b": "y", "label": n % 2} for n in range(30)]
-    folder = lay(tmp_path, train=rows, test=rows)
-    for text in ("review text", "{b}: {review text}"):
-        refused("the column 'review text' cannot.*e.g. review_text", folder, text=text)
-    refused("'revew text'.*'review text'", folder, text="revew text")
-    assert one(folder, text="{{b b}} {b}").form.text == "{{b b}} {b}"
-
-
-def test_parts_that_are_absent_or_ambiguous_are_refused(tmp_path):
-    refused(r"needs files train\* and test\*", lay(tmp_path / "a", train=reviews()))
-    parts = {"train": reviews(), "validation_matched": reviews(), "validation_mismatched": reviews()}
-    mnli = lay(tmp_path / "mnli", **parts)
-    refused(r"validation_matched.jsonl and.*--test \S*mnli/validation_matched.jsonl", mnli)
-    task = one(mnli, test=tmp_path / "mnli" / "validation_matched.jsonl")
-    assert (task.splits.validation, task.splits.cut_from) == ("", "train")
-    shards = {"train-00000-of-00002": reviews(), "train-00001-of-00002": reviews(), "test": reviews()}
-    assert one(lay(tmp_path / "c", **shards)).splits.train == "train*"
-
-
-def test_words_and_tags_are_token_classification(tmp_path):
-    def tagged(name, train, test):
-        parts = {
-            "train": [{"tokens": ["Ada"], "tags": [train]}] * 30,
-            "test": [{"tokens": ["x"], "tags": [test]}],
-        }
-        return lay(tmp_path / name, **parts)
-
-    rows = [{"words": ["Ada", "of", "London"], "ner_tags": ["B-PER", "O", "B-LOC"]}] * 30
-    task = one(lay(tmp_path / "names", train=rows, test=rows))
-    assert isinstance(task.form, Tag)
-    assert task.form.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
-    assert rows_of(task).test[0].tags == (3, 0, 1)
-    numbered = tagged("numbers", 1, 0)
-    refused("are numbers;.*--labels O,B-PER", numbered)
-    assert rows_of(one(numbered, labels="O,B-PER,I-PER")).train[0].tags == (1,)
-    odd = tagged("odd", "PER", "O")
-    refused("'odd':.*'tags'.*IOB2", odd)
-    refused("--labels.*IOB2", odd, labels="O,PER")
-    refused("--labels lacks O", odd, labels="B-PER,I-PER")
+    refused("'label'.*nothing", lay(tmp_path / "b", train="text,label\n", test=test))
+    refused("train.csv:3", lay(tmp_path / "c", train="text,label\nx,bad\ny,good \n", test=test))
 
 
 @pytest.mark.parametrize(
     ("tags", "facts"),
     [
-        ([None], "train.jsonl:2.*'tags"),
-        ([["O"]], "train.jsonl:2.*'tags"),
-        ([{"a": 1}], "train.jsonl:2.*'tags"),
+        *((tags, "train.jsonl:2.*'tags") for tags in ([None], [["O"]], [{"a": 1}])),
         (["O "], "train.jsonl:2.*'O '.*space"),
         ("O", "train.jsonl:2.*list.*'tags"),
-        ([1.5], "are numbers"),
+        ([1.5], "are numbers;.*--labels O,B-PER"),
         (["1"], "are numbers"),
-        (["O"], "'tags'.*O only"),
+        (["O"], "'tags'.*--label COLUMN"),
+        (["PER"], "'tags'.*PER.*IOB2"),
     ],
 )
 def test_tags_that_are_none_are_refused_in_one_line(tags, facts, tmp_path):
@@ -298,57 +400,43 @@ def test_tags_that_are_none_are_refused_in_one_line(tags, facts, tmp_path):
     refused(facts, lay(tmp_path, train=rows, test=rows))
 
 
-@pytest.mark.parametrize("empty", [False, True])
-def test_questions_and_contexts_are_question_answering(empty, tmp_path):
-    rows = [
-        {"question": "q", "context": "some context", "answers": {"text": ["some"], "answer_start": [0]}}
-    ] * 30
-    more = [{"question": "q", "context": "c", "answers": {"text": [], "answer_start": []}}] if empty else []
-    task = one(lay(tmp_path, train=rows + more, test=rows), text="Q: {question}\nC: ")
-    assert task.form == Answer(answers="answers|answer", text="Q: {question}\nC: ", unanswerable=empty)
-    assert rows_of(task).test[0].before == "Q: q\nC: "
+def test_words_and_tags_are_token_classification(tmp_path):
+    rows = [{"words": ["Ada", "of", "London"], "ner_tags": ["B-PER", "O", "B-LOC"]}] * 30
+    task = one(lay(tmp_path / "names", train=rows, test=rows))
+    assert isinstance(task.form, Tag)
+    assert task.form.labels == ("O", "B-LOC", "I-LOC", "B-PER", "I-PER")
+    assert rows_of(task).test[0].tags == (3, 0, 1)
+    numbered = lay(tmp_path / "numbers", train=TAGGED, test=TAGGED)
+    assert rows_of(one(numbered, labels="O,B-PER,I-PER")).test[0].tags == (1, 2)
+    refused("--labels.*IOB2", numbered, labels="O,PER")
+    refused("--labels.*O.*--label COLUMN", numbered, labels="B-PER,I-PER")
+
+
+def test_questions_and_contexts_are_question_answering(tmp_path):
+    task = one(lay(tmp_path, train=questions(30), test=questions(9)), text="Q: {question}\nC: ")
+    assert task.form == Answer(answers="answers|answer", text="Q: {question}\nC: ")
+    assert rows_of(task).test[0].before == "Q: q0\nC: "
 
 
 @pytest.mark.parametrize("part", ["train", "validation", "test"])
 @pytest.mark.parametrize("nothing", [{"text": [], "answer_start": []}, "", None, [], [""]])
 def test_questions_without_an_answer_are_looked_for_in_every_part(part, nothing, tmp_path):
-    row = {"question": "q", "context": "some context", "answers": "some"}
-    parts = {name: [row] * 30 for name in ("train", "validation", "test")}
-    parts[part] = [*parts[part], row | {"answers": nothing}]
+    parts = {name: questions(30) for name in ("train", "validation", "test")}
+    parts[part] += questions(1, nothing)
     task = one(lay(tmp_path, **parts))
     assert task.form.unanswerable
     assert [len(rows.answers) for rows in getattr(rows_of(task), part)][-1] == 0
 
 
-def test_the_family_may_be_said(tmp_path):
-    rows = [
-        {"question": "q", "context": "c", "answer": "c", "text": f"t{n}", "label": n % 2} for n in range(30)
-    ]
-    folder = lay(tmp_path, train=rows, test=rows)
-    assert isinstance(one(folder).form, Answer)
-    assert one(folder, family="SC").form == Classify("{text}", ("0", "1"))
-    refused("--family SX: ", folder, family="SX")
-    refused(r"has no corpus\* and queries\*", folder, family="IR")
-
-
-def beir(folder, *parts, title=True):
-    extra = {"title": "t"} if title else {}
-    write(folder / "corpus.jsonl", [{"_id": f"d{n}", "text": f"x{n}", **extra} for n in range(20)])
-    write(folder / "queries.jsonl", [{"_id": f"q{n}", "text": f"y{n}"} for n in range(20)])
-    for part in parts:
-        path = folder / "qrels" / f"{part}.tsv"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text("query-id\tcorpus-id\tscore\n" + "".join(f"q{n}\td{n}\t1\n" for n in range(20)))
-    return str(folder)
+# ---------------------------------------------------------------- retrieval
 
 
 def test_a_beir_folder_is_retrieval(tmp_path):
     task = one(beir(tmp_path / "a", "train", "test"))
     assert task.form == Retrieve(document="Document: {title:. }{text}")
-    assert [len(part) for part in (rows_of(task).train, rows_of(task).validation)] == [19, 1]
+    assert sizes(task)[:2] == (19, 1)
     plain = one(beir(tmp_path / "b", "train", "dev", "test", title=False))
-    assert plain.form == Retrieve()
-    assert plain.splits.validation == "qrels/dev*"
+    assert (plain.form, plain.splits.validation) == (Retrieve(), "qrels/dev*")
     assert len(rows_of(plain).train) == 20
     assert one(beir(tmp_path / "c", "train", "test"), text="{text}").form == Retrieve(document="{text}")
 
@@ -367,15 +455,13 @@ def test_retrieval_without_judgments_to_train_on(tmp_path):
 
 
 def test_retrieval_without_training_scores_every_test_query(tmp_path):
-    task = one(beir(tmp_path / "mine", "test"), zero_shot=True)
+    folder = beir(tmp_path / "mine", "test")
+    task = one(folder, zero_shot=True)
     assert (task.steps, task.is_trained) == (0, False)
     assert sizes(task) == (0, 20, 20), "nothing is chosen by a half"
+    assert (task.form.query, task.form.document) == ("{text}", "{title:. }{text}"), "without prefixes"
     write(tmp_path / "mine" / "pairs.jsonl", [{"query": "a", "document": "b"}])
-    assert len(rows_of(one(beir(tmp_path / "mine", "train", "test"), zero_shot=True)).train) == 0
-    assert (task.form.query, task.form.document) == ("{text}", "{title:. }{text}"), (
-        "plain, as a model was made for"
-    )
-    folder = str(tmp_path / "mine")
+    assert sizes(one(beir(tmp_path / "mine", "train", "test"), zero_shot=True))[0] == 0
     said = one(folder, zero_shot=True, query="query: {text}", text="Document: {text}").form
     assert (said.query, said.document) == ("query: {text}", "Document: {text}")
     assert one(folder, query=r"Q\n{text}").form.query == "Q\n{text}"
@@ -385,7 +471,7 @@ def test_retrieval_without_training_scores_every_test_query(tmp_path):
     assert Finetune(known).finetunings
     refused("sst2.*only retrieval", "sst2,scifact-mini", zero_shot=True)
     refused("--zero-shot and --steps", "scifact-mini", zero_shot=True, steps=5)
-    refused("--zero-shot and --trained-on", str(tmp_path / "mine"), zero_shot=True, trained_on="msmarco")
+    refused("--zero-shot and --trained-on", folder, zero_shot=True, trained_on="msmarco")
 
 
 def test_an_empty_title_takes_its_full_stop_with_it(tmp_path):
@@ -399,7 +485,7 @@ def test_an_empty_title_takes_its_full_stop_with_it(tmp_path):
     assert [row.text for row in rows_of(task).test[:3]] == ["t: b0", "b1", "b2"]
 
 
-# ---------------------------------------------------------------- folders as they come
+# ---------------------------------------------------------------- names of numbered labels
 
 
 HUB_CARD = """---
@@ -429,53 +515,38 @@ dataset_info:
           '2': I-PER
 ---
 """
+LABEL = {"num_classes": 2, "names": ["bad", "good"], "_type": "ClassLabel"}
+TAGS = {"feature": {"names": ["O", "B-PER", "I-PER"], "_type": "ClassLabel"}, "_type": "Sequence"}
 INFOS = {
     "other": {"features": {"label": {"names": ["x", "y"], "_type": "ClassLabel"}}},
-    "{config}": {
-        "features": {
-            "text": {"dtype": "string", "_type": "Value"},
-            "label": {"num_classes": 2, "names": ["bad", "good"], "_type": "ClassLabel"},
-            "ner_tags": {
-                "feature": {"names": ["O", "B-PER", "I-PER"], "_type": "ClassLabel"},
-                "_type": "Sequence",
-            },
-        }
-    },
-}
+    "{config}": {"features": {"text": {"dtype": "string", "_type": "Value"}, "label": LABEL, "ner_tags": TAGS}},
+}  # fmt: skip
 ABOUT = {
     "README.md": HUB_CARD,
     "dataset_infos.json": json.dumps(INFOS),
     "dataset_info.json": json.dumps(INFOS["{config}"]),
     "labels.json": json.dumps({"label": ["bad", "good"], "ner_tags": ["O", "B-PER", "I-PER"]}),
 }
-NUMBERED = [{"text": f"t{n}", "label": n % 2} for n in range(40)]
-TAGGED = [{"tokens": ["Ada", "L"], "ner_tags": [1, 2]}, {"tokens": ["x"], "ner_tags": [0]}] * 20
-
-
-def about(folder, name, config="plain_text"):
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / name).write_text(ABOUT[name].replace("{config}", config))
 
 
 @pytest.mark.parametrize("name", ABOUT)
 @pytest.mark.parametrize("below", ["", "plain_text"])
 def test_the_names_of_numbered_labels_are_read_from_beside_the_rows(name, below, tmp_path):
-    config = below or "texts"  # the configuration is named as the folder of its files is
-    lay(tmp_path / "texts" / below, train=NUMBERED, test=NUMBERED)
-    about(tmp_path / "texts", name, config)
+    for folder, rows in (("texts", NUMBERED), ("names", TAGGED)):
+        config = below or folder  # the configuration is named as the folder of its files is
+        lay(tmp_path / folder / below, train=rows, test=rows)
+        write(tmp_path / folder / name, ABOUT[name].replace("{config}", config))
     task = one(str(tmp_path / "texts"))
     assert (task.name, task.form) == ("texts", Classify("{text}", ("bad", "good")))
     assert [row.label for row in rows_of(task).test[:2]] == [0, 1]
     # Named by the folder of the files, a card above it counts for what it says of that configuration.
     by_card = not below or name in ("README.md", "dataset_infos.json")
-    assert one(str(tmp_path / "texts" / below)).form.labels == (("bad", "good") if by_card else ("0", "1"))
     file = tmp_path / "texts" / below / "train.jsonl"
-    assert one(str(file), test=file).form.labels == (("bad", "good") if by_card else ("0", "1"))
-    about(tmp_path / "names", name, config if below else "names")
-    lay(tmp_path / "names" / below, train=TAGGED, test=TAGGED)
+    for task in (one(str(file.parent)), one(str(file), test=file)):
+        assert task.form.labels == (("bad", "good") if by_card else ("0", "1"))
     task = one(str(tmp_path / "names"))
     assert task.form.labels == ("O", "B-PER", "I-PER")
-    assert rows_of(task).train[0].tags in ((1, 2), (0,))
+    assert rows_of(task).test[0].tags == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -492,20 +563,20 @@ def test_the_names_of_numbered_labels_are_read_from_beside_the_rows(name, below,
 @pytest.mark.parametrize("name", ["labels.json", "label.json"])
 def test_labels_json_may_be_written_in_several_ways(name, said, labels, tmp_path):
     folder = lay(tmp_path, train=NUMBERED, test=NUMBERED)
-    (tmp_path / name).write_text(json.dumps(said))
+    write(tmp_path / name, json.dumps(said))
     assert one(folder).form.labels == labels
 
 
 def test_names_that_do_not_fit_the_numbers_are_refused_with_their_file(tmp_path):
     folder = lay(tmp_path, train=[{"text": "t", "label": n % 3} for n in range(40)], test=NUMBERED)
-    about(tmp_path, "labels.json")
+    write(tmp_path / "labels.json", ABOUT["labels.json"])
     refused(r"labels.json names 2.*the number 2.*--labels", folder)
     for raw in (b'["bad", "good"', b"\xff\xfe"):
         (tmp_path / "labels.json").write_bytes(raw)
         refused("labels.json.*--labels", folder)
     assert one(folder, labels="a,b,c").form.labels == ("a", "b", "c")
     folder = lay(tmp_path / "named", train=reviews(), test=reviews(9))
-    (tmp_path / "named" / "labels.json").write_text('["x", "y"]')
+    write(tmp_path / "named" / "labels.json", '["x", "y"]')
     assert one(folder).form.labels == ("bad", "good"), "names in the rows need no others"
 
 
@@ -520,7 +591,7 @@ def test_names_that_do_not_fit_the_numbers_are_refused_with_their_file(tmp_path)
 def test_names_of_numbers_may_be_numbers_themselves(names, first, numbers, tmp_path):
     rows = [{"text": f"t{n}", "label": n % 5 + first} for n in range(40)]
     folder = lay(tmp_path, train=rows, test=rows[:5])
-    (tmp_path / "labels.json").write_text(json.dumps(names))
+    write(tmp_path / "labels.json", json.dumps(names))
     assert one(folder).form.labels == tuple(names)
     assert [row.label for row in rows_of(one(folder)).test] == numbers
 
@@ -531,23 +602,18 @@ def test_numbers_beside_a_train_part_of_names_are_refused(part, tmp_path):
     folder = lay(tmp_path / "texts", **parts | {part: NUMBERED})
     refused(f"{part}.jsonl:1 of the {part} part has the label 0.*train part.*bad, good.*--labels", folder)
     assert one(folder, labels="bad,good").form.labels == ("bad", "good")
-    named = [{"tokens": ["Ada"], "tags": ["B-PER"]}, {"tokens": ["x"], "tags": ["O"]}] * 20
-    tagged = [{"tokens": ["Ada"], "tags": [1]}] * 9
-    folder = lay(tmp_path / "tags", **dict.fromkeys(parts, named) | {part: tagged})
+    numbers = [{"tokens": ["Ada"], "tags": [1]}] * 9
+    folder = lay(tmp_path / "tags", **dict.fromkeys(parts, NAMED_TAGS) | {part: numbers})
     refused(f"{part} part has the label 1.*--labels", folder)
 
 
 def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path):
-    import datasets
+    from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
 
-    made = datasets.Dataset.from_list(NUMBERED, features=datasets.Features(
-        text=datasets.Value("string"), label=datasets.ClassLabel(names=["bad", "good"])
-    ))  # fmt: skip
-    tags = datasets.List(datasets.ClassLabel(names=["O", "B-PER", "I-PER"]))
-    tagged = datasets.Dataset.from_list(
-        TAGGED, features=datasets.Features(tokens=datasets.List(datasets.Value("string")), ner_tags=tags)
-    )
-    datasets.DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
+    label, tag = ClassLabel(names=["bad", "good"]), ClassLabel(names=["O", "B-PER", "I-PER"])
+    made = Dataset.from_list(NUMBERED, features=Features(text=Value("string"), label=label))
+    tagged = Dataset.from_list(TAGGED, features=Features(tokens=List(Value("string")), ner_tags=List(tag)))
+    DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
     for name, rows in (("texts", made), ("names", tagged)):
         (tmp_path / name / "data").mkdir(parents=True)
         for part in ("train", "test"):
@@ -555,153 +621,22 @@ def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path)
             rows.to_parquet(tmp_path / name / "data" / f"{part}-{shard}.parquet")
     for name in ("saved", "texts"):
         task = one(str(tmp_path / name))
-        assert (task.name, task.form.labels) == (name, ("bad", "good"))
-        assert len(rows_of(task).train) == 38
+        assert (task.name, task.form.labels, sizes(task)[0]) == (name, ("bad", "good"), 38)
     assert one(str(tmp_path / "names")).form.labels == ("O", "B-PER", "I-PER")
-
-
-def test_folders_of_parts_are_parts_and_configurations_are_told_apart(tmp_path):
-    for part in ("train", "test"):
-        write(tmp_path / "default" / part / "0000.jsonl", NUMBERED[:20])
-        write(tmp_path / "default" / part / "0001.jsonl", NUMBERED[20:])
-    assert len(rows_of(one(str(tmp_path))).test) == 40
-    write(tmp_path / "default" / "val" / "0000.jsonl", NUMBERED[:7])
-    assert len(rows_of(one(str(tmp_path))).validation) == 7
-    for name in ("cola", "sst2"):
-        lay(tmp_path / "glue" / name, train=NUMBERED, validation=NUMBERED)
-    refused(r"sst2;.*--tasks \S*glue/cola", str(tmp_path / "glue"))
-    assert one(str(tmp_path / "glue" / "sst2")).name == "sst2"
-    for part in ("train", "validation"):  # one part in two formats is read once
-        (tmp_path / "glue" / "sst2" / f"{part}.csv").write_text("text,label\nx,0\ny,1\n")
-    assert len(rows_of(one(str(tmp_path / "glue" / "sst2"))).test) == 40
-
-
-@pytest.mark.parametrize("unlabelled", [-1, None, "no column"])
-def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, tmp_path):
-    def bare(rows, kept, column, value):
-        more = {} if unlabelled == "no column" else {column: value}
-        return [{kept: row[kept]} | more for row in rows]
-
-    texts = bare(NUMBERED, "text", "label", unlabelled)
-    task = one(lay(tmp_path / "a", train=NUMBERED, validation=NUMBERED[:20], test=texts))
-    assert task.splits == Splits(test="validation*")
-    assert len(rows_of(task).test) == 20
-    refused("no labels.*--test", lay(tmp_path / "b", train=NUMBERED, test=texts))
-    named = [{"tokens": ["Ada"], "tags": ["B-PER"]}, {"tokens": ["x"], "tags": ["O"]}] * 20
-    words = bare(TAGGED, "tokens", "tags", [unlabelled])
-    assert one(lay(tmp_path / "c", train=named, dev=named, test=words)).splits.test == "dev*"
-
-
-def test_column_files_in_the_names_of_conll_2003(tmp_path):
-    text = "-DOCSTART- -X- O O\n\nAda NNP I-NP I-PER\nL NNP I-NP I-PER\n\nx NN O O\n"
-    (tmp_path / "other").mkdir()
-    for name in (
-        "eng.train",
-        "eng.testa",
-        "eng.testb",
-        "other/train.txt",
-        "other/valid.txt",
-        "other/test.txt",
-    ):
-        (tmp_path / name).write_text(text)
-    task = one(str(tmp_path))
-    assert task.splits == Splits("*[-_.]train*", "*.testa", "*.testb")
-    assert task.form.labels == ("O", "B-PER", "I-PER")
-    assert (rows_of(task).test[0].words, rows_of(task).test[0].tags) == (("Ada", "L"), (1, 2))
-    assert one(str(tmp_path / "other")).splits == Splits(validation="valid*")
-
-
-def test_squad_as_its_authors_distribute_it(tmp_path):
-    answered = {"id": "q", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
-    for version, more in (("1.1", []), ("2.0", [{"id": "none", "question": "When?", "answers": []}])):
-        paragraphs = [{"context": "Ada.", "qas": [answered] * 30 + more}]
-        (tmp_path / version).mkdir()
-        for part in ("train", "dev"):
-            path = tmp_path / version / f"{part}-v{version}.json"
-            path.write_text(
-                json.dumps({"version": version, "data": [{"title": "t", "paragraphs": paragraphs}]})
-            )
-    task = one(str(tmp_path / "1.1"))
-    assert (task.form.unanswerable, task.splits.test) == (False, "dev*")
-    assert len(rows_of(task).test) == 30
-    assert one(str(tmp_path / "2.0")).form.unanswerable
-    (tmp_path / "1.1" / "train-v2.0.json").write_text("{}")
-    refused("train-v1.1.json and train-v2.0.json.*train part", str(tmp_path / "1.1"))
-
-
-@pytest.mark.parametrize(
-    ("columns", "text", "label"),
-    [
-        (("premise", "hypothesis", "label", "idx"), "Premise: {premise}\nHypothesis: {hypothesis}", "label"),
-        (("sentence1", "sentence2", "label"), "Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
-        (("question1", "question2", "label"), "Question 1: {question1}\nQuestion 2: {question2}", "label"),
-        (("question", "title", "passage", "answer"), "Question: {question}\nPassage: {passage}", "answer"),
-        (("idx", "tweet", "sentiment"), "{tweet}", "sentiment"),
-        (("id", "Text", "Label"), "{Text}", "Label"),
-        (("text", "stance"), "{text}", "stance"),
-    ],
-)
-def test_columns_of_usual_names_need_no_options(columns, text, label, tmp_path):
-    rows = [{name: n % 2 if name == label else f"{name} {n}" for name in columns} for n in range(40)]
-    task = one(lay(tmp_path, train=rows, test=rows))
-    assert (task.form.text, task.form.label) == (text, label)
-
-
-@pytest.mark.parametrize(
-    "names", [["train.xlsx", "test.xlsx"], ["train.txt.zip", "notes.docx"], ["data.arff"]]
-)
-def test_formats_that_are_not_read_are_named(names, tmp_path):
-    for name in names:
-        (tmp_path / name).write_bytes(b"PK")
-    (tmp_path / "README.md").touch()
-    refused(rf"{names[0]}.*\.parquet.*\.csv.*CoNLL", str(tmp_path))
-
-
-def test_parts_are_known_however_they_are_capitalised(tmp_path):
-    folder = lay(tmp_path / "loud", Train=NUMBERED, Test=NUMBERED[:9])
-    for part in ("Train", "Test"):
-        (tmp_path / "loud" / f"{part}.jsonl").rename(tmp_path / "loud" / f"{part}.JSONL")
-    made = rows_of(one(folder))
-    assert (len(made.train), len(made.test)) == (38, 9)
-    file = tmp_path / "loud" / "Train.JSONL"
-    assert one(str(file), test=tmp_path / "loud" / "Test.JSONL").name == "loud"
-    folder = lay(tmp_path / "both", train=NUMBERED, test=NUMBERED, Test=NUMBERED[:9])
-    assert len(rows_of(one(folder)).test) == 40, "a name as it is written goes first"
-
-
-def test_tables_that_are_no_parts_are_named_with_what_to_type(tmp_path):
-    for facts, *parts in (
-        (r"reddit.jsonl and wiki.jsonl.*--tasks \S*/FILE --test \S*/FILE", "reddit", "wiki"),
-        (r"eval.jsonl.*--test \S*/eval.jsonl$", "train", "eval"),
-        (r"a.jsonl and b.jsonl.*--test \S*/FILE$", "train", "a", "b"),
-        (r"data.jsonl.*train.*and test", "data"),
-        (r"train on.*--trained-on", "test"),
-    ):
-        refused(facts, lay(tmp_path / "-".join(parts), **dict.fromkeys(parts, NUMBERED)))
-    folder, other = beir(tmp_path / "beir", "dl19", "dl20"), tmp_path / "beir" / "qrels" / "dl20.tsv"
-    refused(r"dl19.tsv.*--test \S*beir/qrels/dl19.tsv", folder, zero_shot=True)
-    assert one(folder, zero_shot=True, test=other).splits.test.endswith("dl20.tsv")
 
 
 # ---------------------------------------------------------------- models of other tasks
 
 
-def asked_rows(count, answer="some"):
-    return [
-        {"id": str(n), "question": f"q{n}", "context": "some context", "answers": answer}
-        for n in range(count)
-    ]
-
-
 def test_questions_may_be_answered_by_the_model_of_another_task(tmp_path):
-    folder = lay(tmp_path / "mine", validation=asked_rows(10))
+    folder = lay(tmp_path / "mine", validation=questions(10))
     lender, task = tasks_named(folder, trained_on="squad")
     assert lender == CATALOG["squad"]
     assert (task.trained_on, task.splits.train, task.splits.test) == ("squad", "", "validation*")
     assert sizes(task) == (0, 5, 5)
-    lay(tmp_path / "mine", train=asked_rows(4), test=asked_rows(7))
+    lay(tmp_path / "mine", train=questions(4), test=questions(7))
     assert sizes(tasks_named(folder, trained_on="squad")[1]) == (0, 10, 7)
-    other = lay(tmp_path / "other", train=asked_rows(40), test=asked_rows(8))
+    other = lay(tmp_path / "other", train=questions(40), test=questions(8))
     file = tmp_path / "mine" / "test.jsonl"
     lender, task = tasks_named(f"{other},{file}", trained_on="other")
     assert (lender.trained_on, task.trained_on, task.name) == ("", "other", "mine")
@@ -711,28 +646,11 @@ def test_questions_may_be_answered_by_the_model_of_another_task(tmp_path):
 
 def test_a_borrowed_classifier_says_the_labels_of_its_lender(tmp_path):
     folder = lay(tmp_path / "mine", test=NUMBERED)
-    _, task = tasks_named(folder, trained_on="sst2")
-    assert task.form.labels == CATALOG["sst2"].form.labels
-    assert Finetune(tasks_named(folder, trained_on="sst2")).finetunings
+    both = tasks_named(folder, trained_on="sst2")
+    assert both[1].form.labels == CATALOG["sst2"].form.labels
+    assert Finetune(both).finetunings
     with pytest.raises(SpecError, match="family"):
         Finetune(tasks_named(folder, trained_on="squad"))
-
-
-# ---------------------------------------------------------------- the command line
-
-
-@pytest.mark.parametrize(
-    ("typed", "read"),
-    [
-        (r"A: {a}\nB: {b}", "A: {a}\nB: {b}"),
-        (r"{a}\t{b}", "{a:\t}{b}"),
-        (r"{a} \\n {b}", r"{a} \n {b}"),
-        (r"\x{a}", r"\x{a}"),
-    ],
-)
-def test_escapes_in_a_template_are_read_as_the_page_prints_them(typed, read, tmp_path):
-    rows = [{"a": f"a{n}", "b": f"b{n}", "label": n % 2} for n in range(40)]
-    assert one(lay(tmp_path, train=rows, test=rows), text=typed).form.text == read
 
 
 # ---------------------------------------------------------------- the page

@@ -30,7 +30,6 @@ from biphase.store import publish
 from biphase.study import ledger
 from biphase.study.describe import (
     PAGE,
-    Bill,
     closing,
     opening,
     plan_json,
@@ -42,6 +41,7 @@ from biphase.study.describe import (
     work_left,
 )
 from biphase.study.plan import identities, make_plan
+from biphase.study.prices import price_by_flops
 
 OUTSIDE = Identities(data=lambda run: run.corpus.name, hub=lambda hub: hub.source)
 CORPUS = Corpus("mine", "./texts", BPE(1_000))
@@ -62,7 +62,7 @@ def plan_of(*runs, question="Why?", finetune=None):
 
 
 def shown(plan, done=(), tuned=0, device="cpu", efficiency=0.5):
-    bill = Bill(device, efficiency)
+    bill = price_by_flops(plan, device, efficiency)
     return render(plan, done=done, tuned=tuned, bill=bill, command_path="s.py", claims=[])
 
 
@@ -134,16 +134,12 @@ def test_what_is_left_is_counted():
     )
 
 
-def test_the_sums_name_device_efficiency_disk_and_the_evaluation():
+def test_the_sums_name_device_efficiency_disk_and_the_evaluation_which_two_names_share():
     large = run("clm", (CLM(), 42_000), start=SIZES["610m"], corpus="fineweb-edu")
-    text = shown(plan_of(large, finetune=Finetune(TASKS)), device="a100", efficiency=0.4)
-    assert all(fact in text for fact in ("a100 at 40%", "18.1 GB", "300 fine-tunings", "360 scores"))
-
-
-def test_two_names_of_one_checkpoint_share_their_evaluation():
-    plan = plan_of(run("a", (CLM(), 9_000)), run("b", (CLM(), 9_000)), finetune=Finetune(TASKS))
-    assert "300 fine-tunings · 360 scores" in shown(plan)
-    assert "a, b" in shown(plan)
+    plan = plan_of(large, replace(large, name="twin"), finetune=Finetune(TASKS))
+    text = shown(plan, device="a100", efficiency=0.4)
+    facts = ("a100 at 40%", "18.1 GB", "300 fine-tunings", "360 scores", "clm, twin")
+    assert all(fact in text for fact in facts)
 
 
 def test_what_is_not_known_is_said_and_not_summed():
@@ -159,15 +155,15 @@ def test_what_is_not_known_is_said_and_not_summed():
     ("fields", "words"),
     [
         ({"optimizer": AdamW(clip=0.5)}, ("clip 1", "clip 0.5")),
-        ({"corpus": replace(CORPUS, source="./others")}, ("from ./texts", "from ./others")),
-        ({"corpus": replace(CORPUS, tokens=5_000_000)}, ("all tokens", "5M tokens at most")),
-        ({"corpus": replace(CORPUS, bos=True)}, ("no bos", "bos")),
-        ({"corpus": replace(CORPUS, tokenizer=BPE(2_000))}, ("BPE vocab 1000", "BPE vocab 2000")),
+        ({"corpus": replace(CORPUS, source="./others")}, ("source ./texts", "source ./others")),
+        ({"corpus": replace(CORPUS, tokens=5_000_000)}, ("tokens 0", "tokens 5000000")),
+        ({"corpus": replace(CORPUS, bos=True)}, ("bos False", "bos True")),
+        ({"corpus": replace(CORPUS, tokenizer=BPE(2_000))}, ("vocab 1000", "vocab 2000")),
         ({"start": replace(SIZES["1m"], layers=5)}, ("layers 4", "layers 5")),
-        ({"packing": Rows(64, document_mask=True)}, ("documents together", "documents apart")),
-        ({"packing": Chunks(64)}, ("rows of 64", "chunks of 64, shortest 12")),
+        ({"packing": Rows(64, document_mask=True)}, ("document_mask False", "document_mask True")),
+        ({"packing": Chunks(64)}, ("packing Rows, document_mask False", "packing Chunks, shortest 12")),
         ({"schedule": WSD(warmup=100, decay=2_000)}, ("warmup 0", "warmup 100")),
-        ({"precision": "bf16"}, ("fp32", "bf16")),
+        ({"precision": "bf16"}, ("precision fp32", "precision bf16")),
     ],
 )
 def test_whatever_tells_two_roots_apart_is_in_their_titles(fields, words):
@@ -210,14 +206,14 @@ def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
     plan = plan_of(hub, finetune=Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,)))
     assert "biphase run s.py" in shown(plan).splitlines()[-1]
     assert "biphase report s.py" in shown(plan, tuned=1).splitlines()[-1]
-    data = plan_json(plan, done=(), tuned=1, bill=Bill("h200", 0.4))
+    data = plan_json(plan, done=(), tuned=1, bill=price_by_flops(plan, "h200", 0.4))
     assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
 
 
 def test_a_program_gets_the_same_numbers():
     plan = family()
     done = list(plan.jobs)[:2]
-    data = plan_json(plan, done=done, tuned=0, bill=Bill("h200", 0.4))
+    data = plan_json(plan, done=done, tuned=0, bill=price_by_flops(plan, "h200", 0.4))
     assert json.loads(json.dumps(data)) == data
     assert data["done"] == done
     assert data["costs"]["tokens"] == 21_000 * 128

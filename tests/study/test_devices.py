@@ -202,11 +202,9 @@ def test_a_kind_that_was_not_measured_is_not_offered():
         kind: speeds_of(fit([c for c in cases if c["kind"] == kind]), "bf16")
         for kind in ("pretrain", "finetune")
     }
-    pretrain, finetune = alone["pretrain"], alone["finetune"]
-    assert (pretrain.pretrain, pretrain.finetune, pretrain.score) == (True, {}, {})
-    assert (finetune.pretrain, bool(finetune.finetune), finetune.score) == (False, True, {})
+    assert [set(speeds.measured) for speeds in alone.values()] == [{"pretrain"}, {"finetune"}]
     shape = shape_of_size(SIZES["210m"], VOCAB)
-    assert finetune.tuning_step(shape, 32 * 40, 32) == pytest.approx(
+    assert alone["finetune"].tuning_step(shape, 32 * 40, 32) == pytest.approx(
         Truth().finetune("210m", 32, 32 * 40), rel=0.1
     )
 
@@ -215,25 +213,6 @@ def test_rows_of_documents_do_not_count_since_nobody_knows_how_far_they_reach():
     cases = bench(Truth(), 0)
     documents = cases[0] | {"packing": "documents", "seconds": cases[0]["seconds"] * 50, "attended": 300}
     assert fit([*cases, documents]) == fit(cases)
-
-
-@pytest.mark.parametrize(
-    ("change", "facts"),
-    [
-        ({"kind": "finetun"}, "'finetun'.*'finetune'"),
-        ({"size": "211m"}, "'211m'.*'210m'"),
-        ({"seconds": 0}, "0;.*biphase bench"),
-        ({"seconds": float("nan")}, "nan;.*biphase bench"),
-        ({"seconds": "1"}, "'1';.*biphase bench"),
-        ({"rows": None}, "--save"),
-    ],
-)
-def test_a_case_that_makes_no_sense_is_refused(change, facts):
-    case = bench(Truth(), 0)[0] | change
-    with pytest.raises(SpecError, match=facts):
-        fit([{name: value for name, value in case.items() if value is not None}])
-    with pytest.raises(SpecError, match="measured cases"):
-        fit([])
 
 
 # ---------------------------------------------------------------- files of devices
@@ -309,7 +288,7 @@ def test_a_model_of_another_version_is_fitted_again_from_the_cases(tmp_path, mod
     "change",
     [
         {"model": None, "cases": []}, {"model": None, "cases": None}, {"date": "x", "versions": {}},
-        {"model": {"form": 1, "precisions": {"bf16": {}}}}, {"model": None, "cases": [CASE | {"seconds": -1}]},
+        {"model": {"form": 1, "precisions": {"bf16": {}}}}, {"model": None, "cases": [{"kind": "pretrain"}]},
     ],
 )  # fmt: skip
 def test_a_damaged_device_file_is_refused(tmp_path, change):

@@ -201,11 +201,6 @@ def test_a_run_without_stages_is_its_start():
     assert plan.path(plan.results["as-is"]) == ()
 
 
-def test_a_decay_over_the_whole_run_and_none_at_all_are_both_one_job():
-    plan = make_plan(Study("s", (run("all", (CLM(), 5), decay=5), run("none", (CLM(), 5), decay=0))), OUTSIDE)
-    assert [(job.steps, job.decaying) for job in plan.jobs.values()] == [(5, True), (5, False)]
-
-
 def test_corpus_names_are_looked_up_along_the_whole_chain():
     first = run("first", (CLM(), 5))
     plan = make_plan(Study("s", (run("then", (CLM(), 5), start=first),)), OUTSIDE)

@@ -24,7 +24,7 @@ from biphase.study import ledger
 from biphase.study.describe import closing, status_json, status_text
 from biphase.study.ledger import finetunings, read_trial
 from biphase.study.plan import identities, make_plan
-from biphase.study.tune import PlanTuner
+from biphase.study.worker import PlanTuner
 from biphase.training.distributed import Ranks
 
 ALONE = Ranks(0, 1, torch.device("cpu"))
@@ -120,35 +120,19 @@ def test_the_rescoring_example_of_the_docs_gives_the_recorded_score(plan, finish
     assert len(scores) > 1
 
 
-def test_a_second_worker_computes_nothing_and_touches_nothing(plan, finished, worker):
-    before = {path: path.stat().st_mtime_ns for path in finished.trials.rglob("*")}
-    outcome = worker(plan, finished).work()
-    assert (outcome.computed, outcome.failed, outcome.stopped) == (0, {}, False)
-    assert {path: path.stat().st_mtime_ns for path in finished.trials.rglob("*")} == before
-    assert not Leases(finished.leases).holders()
-
-
 def test_a_trial_computed_again_after_others_is_the_same(plan, finished, worker):
     before = made(finished)
     chance = random.Random(1)
     lost = set(chance.sample(sorted(keys(plan)), 7))
+    lost |= keys(plan, of=lambda training, trial: trial.task is not training.task)  # one of two trials
     discard(finished, lost)
+    kept = {path: path.stat().st_mtime_ns for path in finished.trials.rglob("*") if path.is_file()}
     again = worker(plan, finished).work()
     assert made(finished) == before
     assert again.computed == len({read_trial(finished, key)["training"] for key in lost})
-
-
-def test_only_the_missing_trial_of_a_fine_tuning_is_published(plan, finished, worker):
-    before = made(finished)
-    borrowed = keys(plan, of=lambda training, trial: trial.task is not training.task)
-    files = [
-        path for path in finished.trials.rglob("*") if path.is_file() and path.parent.name not in borrowed
-    ]
-    kept = {path: path.stat().st_mtime_ns for path in files}
-    discard(finished, borrowed)
-    assert worker(plan, finished).work().computed == 12
-    assert made(finished) == before
-    assert kept == {path: path.stat().st_mtime_ns for path in kept}
+    assert kept == {path: path.stat().st_mtime_ns for path in kept}, "only the missing ones are published"
+    assert worker(plan, finished).work().computed == 0
+    assert not Leases(finished.leases).holders()
 
 
 def test_a_task_or_rate_added_to_a_finished_study_costs_only_itself(plan, finished, worker):
@@ -275,22 +259,22 @@ def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished, wo
     assert status_json(plan, finished)["finetunings"]["kept"] == {training.title(plan): step}
 
 
+def tuner_of(plan, store, worker, **options):
+    """A tuner as a worker makes it."""
+    of = worker(plan, store, **options)
+    return PlanTuner(plan, store, ALONE, of.options, shards=of.shards.alone, live=[].append)
+
+
 def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished, worker):
     plan = longer(plan, finished)
     first = next(finetunings(plan))
     discard(finished, [trial.key for trial in first.trials])
-
-    def tuner(stop):
-        return PlanTuner(
-            plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=stop, live=[].append,
-            checkpoint_steps=100,
-        )  # fmt: skip
-
+    stopped = tuner_of(plan, finished, worker, checkpoint_steps=100, stop=stop_after(13))
     with pytest.raises(Stopped):
-        tuner(stop_after(13)).compute(first, lambda: False)
+        stopped.compute(first, lambda: False)
     assert ledger.unfinished(finished) == {first.key: 12}
     shown = []
-    again = tuner(lambda: False)
+    again = tuner_of(plan, finished, worker, checkpoint_steps=100)
     again.live = shown.append
     assert again.compute(first, lambda: False).metrics
     assert not any("step" in line for line in shown), "nothing was trained again"
@@ -310,9 +294,7 @@ def test_checkpoints_of_finished_fine_tunings_are_swept_by_the_next_worker(plan,
 def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished, worker):
     discard(finished, keys(plan))
     one = next(finetunings(plan))
-    tuner = PlanTuner(
-        plan, finished, ALONE, shards=worker(plan, finished).shards.alone, stop=lambda: False, live=[].append
-    )
+    tuner = tuner_of(plan, finished, worker)
     with pytest.raises(Stopped):
         tuner.compute(one, lambda: True)
     assert not list(finished.trials.iterdir())
@@ -418,23 +400,3 @@ def test_a_length_beyond_the_model_is_refused_with_the_one_that_fits(study, fini
     plan = make_plan(replace(study, finetune=replace(study.finetune, length=33)), identities(finished))
     with pytest.raises(SpecError, match=r"length is 33.*model reads.*32 tokens; say length=32 or 0"):
         worker(plan, finished).work()
-
-
-# ---------------------------------------------------------------- who is told
-
-
-def test_somebody_elses_training_is_waited_for(plan, finished, worker):
-    lost = next(finetunings(plan))
-    discard(finished, {lost.trials[0].key})
-    held = Leases(finished.leases).take(lost.key)
-    assert held
-    waiting = worker(plan, finished)
-    thread = threading.Thread(target=waiting.work)
-    thread.start()
-    thread.join(1.5)
-    assert thread.is_alive()
-    assert ledger.survey_trials(plan, finished).running[lost.key][0] == lost
-    held.release()
-    thread.join(60)
-    assert not thread.is_alive()
-    assert waiting.outcome.computed == 1

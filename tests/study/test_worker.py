@@ -11,8 +11,8 @@ from biphase import BPE, CLM, MLM, Chunks, Corpus, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.store import Store
-from biphase.study import ledger, tune
-from biphase.study.costs import flops_of
+from biphase.study import ledger
+from biphase.study import worker as worker_module
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training import checkpoint
@@ -151,29 +151,17 @@ def test_a_worker_waits_for_a_leased_job(plan, store, worker):
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_the_time_left_follows_the_measured_speed(plan, store, worker):
-    entries = ledger.survey_jobs(plan, store)
-    assert ledger.seconds_left(entries) is None
-    first = next(iter(plan.jobs))
-    worker(plan, store, wanted={first}).work()
-    entries = ledger.survey_jobs(plan, store)
-    spent = entries[first].progress["seconds"]
-    work = {key: flops_of(job) for key, job in plan.jobs.items()}
-    left = ledger.seconds_left(entries)
-    assert left == pytest.approx(spent / work[first] * (sum(work.values()) - work[first]))
-
-
 def test_a_worker_waits_for_a_corpus_that_was_taken_over(plan, corpus, tmp_path, monkeypatch, worker):
     """It stalled while it tokenized; when it wakes up another is at it, and what that one makes is used."""
     fresh, tries = Store(tmp_path / "fresh"), []
     save_plan(plan, fresh)
-    plain = tune.tokenize
+    plain = worker_module.tokenize
 
     def stalls_once(*arguments, **options):
         tries.append(1)
         return plain(*arguments, **(options | {"lost": lambda: len(tries) == 1}))
 
-    monkeypatch.setattr(tune, "tokenize", stalls_once)
+    monkeypatch.setattr(worker_module, "tokenize", stalls_once)
     wanted = {job.key for job in plan.path(plan.results["clm-4"])}
     worker(plan, fresh, wanted=wanted).work()
     assert len(tries) == 2

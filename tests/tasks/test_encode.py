@@ -1,6 +1,6 @@
 """Texts, words and questions become tokens, and the outputs for each token become answers."""
 
-from collections import Counter
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -13,6 +13,7 @@ from tokenizers import Tokenizer as Model
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, SpecError
 from biphase.objectives import IGNORE
+from biphase.specs.tasks import AnswerSpan, Question, TaggedSentence
 from biphase.tasks.encode import (
     BLOCK,
     LEAST_CONTEXT,
@@ -27,7 +28,6 @@ from biphase.tasks.encode import (
     encode_texts,
     encode_words,
 )
-from biphase.tasks.load import AnswerSpan, Question, TaggedSentence
 
 SPEECH = ["the old house sees a small boat", "every student paints the naïve garden", "中文 字 👩 café 123"]
 CONTEXT = "the cat sees a small boat. every student paints the garden,  the river crosses two birds"
@@ -119,37 +119,6 @@ def test_more_texts_than_a_block_keep_their_order(tokenizers):
         assert model.decode(made[number][1:-1].tolist()) == texts[number]
 
 
-def test_the_literal_text_of_a_special_token_stays_text(tokenizers):
-    model = tokenizers["bytes"]
-    made = encode_texts(tokenized_by(model), ["so <|end_of_text|> it <|mask|> ends"])[0]
-    assert Counter(made.tolist())[0] == Counter(made.tolist())[1] == 1
-    assert model.decode(made[1:-1].tolist()) == "so <|end_of_text|> it <|mask|> ends"
-
-
-def test_a_text_that_cannot_be_encoded_is_named(tokenizers):
-    texts = ["fine"] * (BLOCK + 2) + ["half a \ud83d pair"]
-    with pytest.raises(DataError, match=f"^text {BLOCK + 3} .*half a .*; correct that row") as caught:
-        encode_texts(tokenized_by(tokenizers["bytes"]), texts)
-    assert "\n" not in str(caught.value)
-    with pytest.raises(DataError, match=r"^sentence 2 "):
-        encode_words(
-            tokenized_by(tokenizers["bytes"]),
-            [TaggedSentence(("a",), (0,)), TaggedSentence(("\udc00",), (0,))],
-        )
-
-
-def test_an_input_without_any_token_is_refused(tokenizers):
-    bare = tokenized_by(tokenizers["bytes"], before=(), after=())
-    with pytest.raises(DataError, match=r"^text 2.*tokens;.*"):
-        encode_texts(bare, ["a", ""])
-    assert encode_texts(tokenized_by(tokenizers["bytes"]), [""])[0].tolist() == [1, 0]
-
-
-def test_a_reading_must_have_room_for_text(tokenizers):
-    with pytest.raises(SpecError, match=r"input.*2 tokens, 2 of them special.* 4 or more"):
-        tokenized_by(tokenizers["bytes"], length=2)
-
-
 # ---------------------------------------------------------------- words
 
 
@@ -177,7 +146,6 @@ def test_each_token_belongs_to_the_first_word_it_overlaps(tokenizers, kind, sent
     made = encode_words(how, rows)
     texts = encode_texts(how, [" ".join(words) for words in sentences])
     assert np.array_equal(made.ids.flat, texts.flat)
-    assert made.words.tolist() == [len(words) for words in sentences]
     for number, row in enumerate(rows):
         spans = how.tokenizer.encode(" ".join(row.words), add_special_tokens=False).offsets[: how.room]
         expected = [-1, *(first_overlap(row.words, *span) for span in spans), -1]
@@ -186,26 +154,13 @@ def test_each_token_belongs_to_the_first_word_it_overlaps(tokenizers, kind, sent
         assert tuple(made.gold[number]) == row.tags
 
 
-@settings(deadline=None, max_examples=60)
-@given(st.lists(st.text("abé👩中12", min_size=1, max_size=5), min_size=1, max_size=7))
-def test_every_word_has_a_token_and_trimmed_offsets_change_nothing(tokenizers, words):
-    row = TaggedSentence(tuple(words), tuple(range(len(words))))
-    plain, trimmed = (
-        encode_words(tokenized_by(tokenizers[kind], length=300), [row]) for kind in ("bytes", "trimmed")
-    )
-    assert np.array_equal(plain.word_of.flat, trimmed.word_of.flat)
-    found = plain.word_of.flat[plain.word_of.flat >= 0]
-    assert (np.diff(found) >= 0).all()
-    assert set(found.tolist()) == set(range(len(words)))
-
-
 def test_white_space_around_an_empty_word_is_not_that_word():
     model = Model(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, "[UNK]"))
     model.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "isolated")
     made = encode_words(tokenized_by(model), [TaggedSentence(("a", "", "b"), (3, 4, 5))])
     assert made.ids[0].tolist() == [1, 1, 0, 2, 0]  # a, two spaces, b
     assert made.word_of[0].tolist() == [-1, 0, -1, 2, -1]
-    assert made.words.tolist() == [3]
+    assert made.gold.lengths.tolist() == [3]
 
 
 # ---------------------------------------------------------------- groups
@@ -263,7 +218,7 @@ def test_windows_fit_overlap_and_restore_the_context(tokenizers, kind, rows, len
             assert ids[0] == 1
             assert ids[-1] == 0
             assert first <= len(restored)  # no gap
-            tokens = ids[made.context_from[window] : made.context_to[window]]
+            tokens = ids[made.head[number] : len(ids) - made.after]
             assert restored[first:] == tokens[: len(restored) - first]
             assert first == 0 or len(tokens) > len(restored) - first  # something new
             restored = restored[:first] + tokens
@@ -285,11 +240,8 @@ def test_windows_are_those_of_the_tokenizers_library(tokenizers, kind, row, leng
     assert [ids.tolist() for ids in made.ids] == expected
     model.enable_truncation(length - 2, strategy="only_second")
     single = model.encode(row.before, row.context, add_special_tokens=False).ids
-    assert encode_questions(tokenized_by(tokenizers[kind], length), [row], stride=None).ids[0].tolist() == [
-        1,
-        *single,
-        0,
-    ]
+    one = encode_questions(tokenized_by(tokenizers[kind], length), [row], stride=None)
+    assert one.ids[0].tolist() == [1, *single, 0]
 
 
 @settings(deadline=None, max_examples=100)
@@ -299,18 +251,18 @@ def test_the_answer_is_where_the_labels_say(tokenizers, kind, rows, length, stri
     whole = encode_questions(tokenized_by(tokenizers[kind], 10_000), rows, stride=None)
     for number, row in enumerate(rows):
         windows = np.flatnonzero(made.question_of == number)
-        head, spans = made.context_from[windows[0]], whole.spans[number]
-        tokens = {place - whole.context_from[number] for place in whole.gold[number]}
+        head, spans = made.head[number], whole.spans[number]
+        tokens = {place - whole.head[number] for place in whole.gold[number]}
         if row.answers:
             # Exact up to the tokens at both ends: those overlap the answer, their neighbours do not.
             text, start = row.answers[0].text, row.answers[0].start
             end, start = start + len(text.rstrip()), start + len(text) - len(text.lstrip())
             overlapping = {at for at, (low, high) in enumerate(spans) if low < end and high > start}
             assert tokens == (overlapping if text.strip() else set())
-            assert not tokens or text.strip() in whole.text(number, min(tokens), max(tokens))
+            assert not tokens or text.strip() in whole.answer(number, min(tokens), max(tokens)).text
         for window in windows:
             here = set((np.flatnonzero(made.inside[window]) - head + made.first[window]).tolist())
-            held = range(made.first[window], made.first[window] + made.context_to[window] - head)
+            held = range(made.first[window], made.first[window] + made.ids.lengths[window] - 1 - head)
             assert here == tokens & set(held)
             shift = head - made.first[window]
             full = bool(tokens) and here == tokens
@@ -328,16 +280,18 @@ def test_a_long_question_loses_its_front_and_leaves_room_for_context(tokenizers)
         made = encode_questions(how, [row], stride=stride)
         kept = 50 - 2 - LEAST_CONTEXT
         assert made.ids[0].tolist() == [1, *part[-kept:], *context[:LEAST_CONTEXT], 0]
-        assert set((made.context_from - 1).tolist()) == {kept}
+        assert made.head.tolist() == [1 + kept]
     assert set(np.diff(made.first).tolist()) == {LEAST_CONTEXT // 4}, "a stride without room for it"
 
 
-def test_a_context_without_tokens_still_has_a_window(tokenizers):
+def test_a_context_without_tokens_has_a_window_and_no_answer(tokenizers):
     row = Question("q", "who? ", " \n ", ())
     made = encode_questions(tokenized_by(tokenizers["pieces"]), [row], stride=4)
     assert len(made.ids) == 1
-    assert made.context_from.tolist() == made.context_to.tolist()
+    assert (made.ids.lengths - made.after).tolist() == made.head.tolist()
     assert made.gold == [frozenset()]
+    flat = said(made, {})
+    assert decode_spans(made, flat, flat, unanswerable=False) == decode_tagged(made, flat) == [NOTHING]
 
 
 def test_only_the_first_answer_counts_and_others_share_the_context(tokenizers):
@@ -348,28 +302,27 @@ def test_only_the_first_answer_counts_and_others_share_the_context(tokenizers):
     assert len(made.spans[2]) < len(made.spans[1])
 
 
-def test_wrong_questions_are_named(tokenizers):
-    how = tokenized_by(tokenizers["bytes"])
-    with pytest.raises(DataError, match=r"^the context.*'q8'"):
-        encode_questions(
-            how, [asked(CONTEXT), *(asked("bad \ud800", name=name) for name in ("q8", "q9"))], stride=None
-        )
-    with pytest.raises(DataError, match=r"^question 'q9' "):
-        encode_questions(how, [asked(CONTEXT, question="bad \ud800", name="q9")], stride=None)
-    with pytest.raises(DataError, match=r"^question 'q2'.*tokens"):
-        encode_questions(
-            tokenized_by(how.tokenizer, before=(), after=()), [Question("q2", "", "", ())], stride=None
-        )
-
-
-def test_what_cannot_be_asked_is_refused(tokenizers):
-    with pytest.raises(SpecError, match=r"stride.*-1;"):
-        encode_questions(tokenized_by(tokenizers["bytes"]), [], stride=-1)
-    with pytest.raises(SpecError, match=r"context; set.*4 or more"):
-        encode_questions(tokenized_by(tokenizers["bytes"], 3), [], stride=None)
-    made = letters_of()
-    with pytest.raises(SpecError, match=r"set longest.*1 or more"):
-        decode_spans(made, said(made, {}), said(made, {}), unanswerable=False, longest=0)
+@pytest.mark.parametrize(
+    ("error", "words", "call"),
+    [
+        (DataError, f"^text {BLOCK + 3} .*half a .*; correct that row",
+         lambda how: encode_texts(how, ["fine"] * (BLOCK + 2) + ["half a \ud83d pair"])),
+        (DataError, "^sentence 2 ", lambda how: encode_words(how, [TaggedSentence((w,), (0,)) for w in ("a", "\udc00")])),
+        (DataError, "^the context.*'q8'",
+         lambda how: encode_questions(how, [asked(CONTEXT), *(asked("\ud800", name=n) for n in ("q8", "q9"))], stride=None)),
+        (DataError, "^question 'q9' ",
+         lambda how: encode_questions(how, [asked(CONTEXT, question="\ud800", name="q9")], stride=None)),
+        (DataError, "^text 2.*no tokens;", lambda how: encode_texts(replace(how, before=(), after=()), ["a", ""])),
+        (DataError, "^question 'q2'.*no tokens",
+         lambda how: encode_questions(replace(how, before=(), after=()), [Question("q2", "", "", ())], stride=None)),
+        (SpecError, "input of 2 tokens, 2 of them special.* 4 or more", lambda how: replace(how, length=2)),
+        (SpecError, "context; set.*4 or more", lambda how: encode_questions(replace(how, length=3), [], stride=None)),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_encoded_is_named_in_one_line(error, words, call, tokenizers):
+    with pytest.raises(error, match=words) as caught:
+        call(tokenized_by(tokenizers["bytes"]))
+    assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- answers
@@ -396,60 +349,39 @@ def said(made, *windows):
 SHORT = st.lists(questions(longest_question=1), min_size=1, max_size=3)
 
 
-# ---------------------------------------------------------------- a model that is right
-
-
-@settings(deadline=None, max_examples=60)
-@given(SHORT, st.integers(40, 120), st.none() | st.integers(0, 60))
-def test_right_margins_give_the_right_positions_and_a_text_with_the_answer(tokenizers, rows, length, stride):
-    made = encoded(tokenizers["bytes"], rows, length=length, stride=stride)
-    margins = Ragged(np.where(made.inside.flat, 2.0, -2.0), made.ids.starts)
-    for number, (row, answer) in enumerate(zip(rows, decode_tagged(made, margins), strict=True)):
-        assert answer.tokens == made.gold[number]
-        if stride is not None and row.answers:
-            assert row.answers[0].text.strip() in answer.text
-        if not made.gold[number]:
-            assert answer.text == ""
-
-
 @settings(deadline=None, max_examples=60)
 @given(SHORT, st.integers(100, 140))
-def test_right_bounds_give_the_right_positions_and_a_text_with_the_answer(tokenizers, rows, length):
+def test_a_model_that_is_right_gives_the_right_positions_and_a_text_with_the_answer(tokenizers, rows, length):
     # The overlap is wider than any answer here, so that some window holds it wholly.
     made = encoded(tokenizers["bytes"], rows, length=length, stride=60)
+    margins = Ragged(np.where(made.inside.flat, 2.0, -2.0), made.ids.starts)
     starts, ends = (np.full(len(made.ids.flat), -5.0) for _ in range(2))
     starts[made.ids.starts[:-1] + made.bounds[:, 0]] = 5.0
     ends[made.ids.starts[:-1] + made.bounds[:, 1]] = 5.0
     both = (Ragged(one, made.ids.starts) for one in (starts, ends))
-    for number, answer in enumerate(decode_spans(made, *both, unanswerable=True, longest=60)):
-        assert answer.tokens == made.gold[number]
+    spans = decode_spans(made, *both, unanswerable=True, longest=60)
+    for number, answers in enumerate(zip(decode_tagged(made, margins), spans, strict=True)):
         expected = rows[number].answers[0].text.strip() if rows[number].answers else ""
-        assert expected in answer.text
-        assert bool(answer.text) == bool(expected)
-        start, end = answer.span
-        assert answer.text == (made.contexts[number][start:end] if start >= 0 else "")
+        for answer in answers:
+            assert answer.tokens == made.gold[number]
+            assert expected in answer.text
+            assert bool(answer.text) == bool(expected)
+            start, end = answer.span
+            assert answer.text == (made.contexts[number][start:end] if start >= 0 else "")
 
 
-# ---------------------------------------------------------------- taggers
-
-
-def test_the_text_is_the_run_with_the_highest_sum_and_the_positions_are_all():
+@pytest.mark.parametrize(
+    ("margins", "text", "tokens", "span"),
+    [
+        ({2: 3.0, 4: 2.0, 5: 2.0, 7: 3.5}, "c d", {2, 4, 5, 7}, (4, 7)),
+        ({0: 8.0, 1: 8.0, 3: 1.0, 8: 8.0}, "b", {0, 1, 3, 8}, (2, 3)),
+        ({2: 0.0}, "", set(), (-1, -1)),
+    ],
+    ids=["the run with the highest sum", "tokens outside the context", "a margin of zero"],
+)
+def test_the_text_is_one_run_in_the_context_and_the_positions_are_all(margins, text, tokens, span):
     made = letters_of()
-    margins = said(made, {2: 3.0, 4: 2.0, 5: 2.0, 7: 3.5})
-    assert decode_tagged(made, margins) == [Decoded("c d", frozenset({2, 4, 5, 7}), (4, 7))]
-
-
-def test_tokens_outside_the_context_count_as_positions_but_give_no_text():
-    made = letters_of()
-    last = int(made.ids.lengths[0]) - 1
-    answer = decode_tagged(made, said(made, {0: 8.0, 1: 8.0, 3: 1.0, last: 8.0}))[0]
-    assert answer == Decoded("b", frozenset({0, 1, 3, last}), (2, 3))
-
-
-def test_a_margin_of_zero_and_what_is_not_a_number_say_nothing():
-    made = letters_of()
-    assert decode_tagged(made, said(made, {2: 0.0, 3: np.nan, 4: -np.inf})) == [NOTHING]
-    assert decode_tagged(made, said(made, {3: np.inf, 4: np.nan, 5: 1.0}))[0].text == "b"
+    assert decode_tagged(made, said(made, margins)) == [Decoded(text, frozenset(tokens), span)]
 
 
 @settings(deadline=None)
@@ -467,14 +399,11 @@ def test_a_token_of_several_windows_counts_with_its_highest_margin(count, length
     assert decode_tagged(made, margins)[0].tokens == expected
 
 
-# ---------------------------------------------------------------- spans
-
-
 def best_span(made, starts, ends, question, longest):
     """The same, found by trying all: the score, the positions."""
     best, found = -np.inf, frozenset()
     for window in np.flatnonzero(made.question_of == question):
-        low, high, shift = made.context_from[window], made.context_to[window], made.first[window]
+        low, high, shift = made.head[question], made.ids.lengths[window] - made.after, made.first[window]
         for left in range(low, high):
             for right in range(left, min(high, left + longest)):
                 score = starts[window][left] + ends[window][right]
@@ -516,21 +445,6 @@ def test_no_answer_needs_every_window_to_say_so():
     assert decode_spans(made, sure, sure, unanswerable=False)[0].text == "b"
     equal = said(made, span[0], {0: 3.0})
     assert decode_spans(made, equal, equal, unanswerable=True)[0].text == "b"
-
-
-def test_what_is_not_a_number_is_never_an_answer():
-    made = letters_of()
-    broken = Ragged(np.full(len(made.ids.flat), np.nan), made.ids.starts)
-    assert decode_spans(made, broken, broken, unanswerable=False) == [NOTHING]
-    starts = said(made, {3: np.nan, 4: np.inf, 2: -np.inf})
-    assert decode_spans(made, starts, said(made, {5: np.inf}), unanswerable=False)[0].text == "c d"
-
-
-def test_a_context_without_tokens_has_no_answer():
-    made = letters_of(" ")
-    flat = said(made, {})
-    assert decode_spans(made, flat, flat, unanswerable=False) == [NOTHING]
-    assert decode_tagged(made, flat) == [NOTHING]
 
 
 def test_a_token_without_characters_within_the_answer_is_part_of_it(tokenizers):

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from seqeval.metrics import f1_score as seqeval_f1
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, ndcg_score
-from sklearn.metrics import f1_score as sklearn_f1
 
 from biphase.tasks.metrics import (
     accuracy,
@@ -29,8 +28,6 @@ from biphase.tasks.metrics import (
     ndcg,
     ndcg_of_retrieved,
     normalise,
-    recall,
-    reciprocal_rank,
     score_rankings,
     sentence_macro_f1,
     token_set_f1,
@@ -56,18 +53,13 @@ def test_predictions_and_gold_of_different_lengths_are_refused(call):
 LABEL_PAIRS = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), min_size=1)
 
 
-@given(LABEL_PAIRS)
-def test_the_mean_is_the_accuracy_of_sklearn(pairs):
-    predicted, gold = np.array(pairs).T
-    assert accuracy(predicted, gold).mean(dtype=float) == pytest.approx(accuracy_score(gold, predicted))
-
-
 @pytest.mark.filterwarnings("ignore:A single label was found:UserWarning")
 @given(LABEL_PAIRS)
 def test_the_scores_of_a_set_are_those_of_sklearn(pairs):
     predicted, gold = np.array(pairs).T
     scores = label_scores(confusion(predicted, gold, 5))
     assert scores["accuracy"] == pytest.approx(accuracy_score(gold, predicted))
+    assert accuracy(predicted, gold).mean(dtype=float) == pytest.approx(scores["accuracy"])
     assert scores["macro_f1"] == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
     assert scores["mcc"] == pytest.approx(matthews_corrcoef(gold, predicted), abs=1e-9)
 
@@ -90,9 +82,6 @@ def split(pairs):
     return list(predicted), list(gold)
 
 
-# The votes of sub-tokens
-
-
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(-1, 4)), max_size=30))
 def test_no_label_has_more_votes_than_the_chosen_one(tokens):
     chosen = word_votes([label for label, _ in tokens], [word for _, word in tokens], words=5, outside=99)
@@ -103,20 +92,11 @@ def test_no_label_has_more_votes_than_the_chosen_one(tokens):
         assert label == (min(winners, key=said.index) if said else 99)
 
 
-# The paper's score of a sentence
-
-
-def test_a_sentence_without_words_has_nothing_wrong():
-    assert sentence_macro_f1([], []) == 1
-
-
 @given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 8)), min_size=1, max_size=40))
 def test_macro_f1_is_that_of_sklearn(pairs):
     predicted, gold = split(pairs)
-    assert sentence_macro_f1(predicted, gold) == pytest.approx(sklearn_f1(gold, predicted, average="macro"))
-
-
-# Entities
+    assert sentence_macro_f1(predicted, gold) == pytest.approx(f1_score(gold, predicted, average="macro"))
+    assert sentence_macro_f1([], []) == 1, "a sentence without words has nothing wrong"
 
 
 @given(st.lists(TAGS, max_size=15))
@@ -128,15 +108,7 @@ def test_counts_are_right_predicted_and_gold():
     gold = ["B-PER", "I-PER", "O", "B-LOC", "O"]
     assert entity_counts(["B-PER", "I-PER", "O", "B-ORG", "B-LOC"], gold) == (1, 3, 2)
     assert entity_counts(["B-PER", "O", "O", "O", "O"], gold) == (0, 1, 2)
-    assert entity_counts(["O"] * 5, gold) == (0, 0, 2)
-    assert entity_counts([], []) == (0, 0, 0)
-
-
-def test_entity_f1_of_no_entity_or_no_sentence_is_zero():
-    assert entity_f1(np.zeros((3, 3), dtype=int)) == 0
     assert entity_f1(np.zeros((0, 3), dtype=int)) == 0
-    assert entity_f1(np.array([[0, 0, 4]])) == 0
-    assert entity_f1(np.array([[0, 4, 0]])) == 0
 
 
 # seqeval warns where it says 0 for want of entities; that it says 0 is what is compared.
@@ -175,32 +147,12 @@ def official_words(text):
 
 
 def official_f1(said, gold):
-    """The definition by precision and recall, with the shared words counted by merging two sorted lists."""
-    one, two, shared = sorted(said), sorted(gold), 0
-    if not one or not two:
-        return 1.0 if one == two else 0.0
-    while one and two:
-        if one[-1] == two[-1]:
-            shared += 1
-            one.pop()
-            two.pop()
-        elif one[-1] > two[-1]:
-            one.pop()
-        else:
-            two.pop()
-    if shared == 0:
-        return 0.0
+    """The definition by precision and recall."""
+    if not said or not gold:
+        return float(said == gold)
+    shared = sum(min(said.count(word), gold.count(word)) for word in set(said))
     precision, recall = shared / len(said), shared / len(gold)
-    return 2 * precision * recall / (precision + recall)
-
-
-def official_golds(answers):
-    golds = [official_words(answer) for answer in answers]
-    golds = [words for words in golds if words]
-    return golds if golds else [[]]
-
-
-# The paper's overlap of positions
+    return 2 * precision * recall / (precision + recall) if shared else 0.0
 
 
 @given(POSITIONS, POSITIONS)
@@ -212,32 +164,18 @@ def test_overlap_is_the_harmonic_mean_of_precision_and_recall(predicted, gold):
     assert token_set_f1(gold, predicted) == token_set_f1(predicted, gold)
 
 
-# The official scores
-
-
 @pytest.mark.parametrize(
     ("text", "form"),
     [
         ("The  Quick, brown\tfox!", "quick brown fox"),
         ("a.b", "ab"),
         ("A–B", "–b"),
-        ("x–a–y", "x– –y"),
-        ("theatre and another an", "theatre and another"),
         ("U.S.A.", "usa"),
-        ("the", ""),
-        (" .,! ", ""),
-        ("", ""),
-        ("$1,000,000", "1000000"),
+        (" .,! the", ""),
     ],
 )
 def test_normalised_forms_by_hand(text, form):
     assert normalise(text) == form
-
-
-def test_no_answer_is_right_only_where_there_is_none():
-    assert exact_match("", []) == answer_f1("", []) == 1
-    assert exact_match("Paris", []) == answer_f1("Paris", []) == 0
-    assert exact_match("", ["Paris"]) == answer_f1("", ["Paris"]) == 0
 
 
 @given(TEXTS)
@@ -250,7 +188,10 @@ def test_normalised_forms_are_the_official_ones(text):
 
 @given(TEXTS, st.lists(TEXTS, max_size=4))
 def test_scores_are_the_official_ones(prediction, answers):
-    said, golds = official_words(prediction), official_golds(answers)
+    said, golds = (
+        official_words(prediction),
+        [words for one in answers if (words := official_words(one))] or [[]],
+    )
     assert exact_match(prediction, answers) == max(float(said == gold) for gold in golds)
     assert answer_f1(prediction, answers) == pytest.approx(max(official_f1(said, gold) for gold in golds))
 
@@ -291,42 +232,24 @@ def trec_eval(retrieved, judged, measure, cut, level=1):
     return [results[str(query)][measure.replace(".", "_")] for query in range(len(judged))]
 
 
-def test_a_missing_relevant_document_costs_the_true_ndcg_only():
-    one_of_two = np.array([1, 0, 0, 0])
-    assert ndcg(one_of_two, np.array([1, 1])) == pytest.approx(0.6131, abs=1e-4)
-    assert ndcg_of_retrieved(one_of_two) == 1
-
-
-@pytest.mark.parametrize(("places", "value"), [((1, 3), 0.9197), ((1, 4), 0.8772), ((2, 3), 0.6934)])
+@pytest.mark.parametrize(
+    ("places", "value"), [((1,), 1), ((1, 3), 0.9197), ((1, 4), 0.8772), ((2, 3), 0.6934)]
+)
 def test_values_that_the_reference_stores_for_two_relevant_documents(places, value):
     found = np.isin(np.arange(1, 11), places)
     assert ndcg_of_retrieved(found) == pytest.approx(value, abs=1e-4)
+    if len(places) == 1:  # a missing relevant document costs the true one only
+        assert ndcg(found, np.array([1, 1])) == pytest.approx(0.6131, abs=1e-4)
 
 
-def test_where_nothing_is_relevant_every_score_is_zero():
+def test_where_nothing_is_relevant_or_retrieved_every_score_is_zero():
     scores = score_rankings(np.array([[0, 1, 2]] * 3), [{}, {0: 0, 1: 0}, {2: -1}], relevant=1)
     assert set(scores) == NAMES
     assert all(values.tolist() == [0, 0, 0] for values in scores.values())
-
-
-def test_a_place_without_a_document_counts_for_nothing():
-    full = score_rankings(np.array([[3, 9, 8]]), [{3: 1, 4: 1}], relevant=1)
-    short = score_rankings(np.array([[3, -1, -1]]), [{3: 1, 4: 1}], relevant=1)
     none = score_rankings(np.zeros((1, 0), dtype=int), [{3: 1}], relevant=1)
-    assert {name: values.tolist() for name, values in full.items()} == {
-        name: values.tolist() for name, values in short.items()
-    }
     assert all(values.tolist() == [0] for values in none.values())
-
-
-def test_single_rankings_and_many_of_them_give_the_same():
-    random = np.random.default_rng(0)
-    many = random.integers(0, 2, size=(3, 4, 12))
-    for score in (ndcg_of_retrieved, reciprocal_rank):
-        assert score(many).shape == (3, 4)
-        assert score(many)[2, 1] == score(many[2, 1])
-    assert recall(many, np.full((3, 4), 12))[2, 1] == recall(many[2, 1], np.array(12))
-    assert ndcg(many, many)[2, 1] == ndcg(many[2, 1], many[2, 1])
+    full, short = (score_rankings(np.array([row]), [{3: 1, 4: 1}], 1) for row in ([3, 9, 8], [3, -1, -1]))
+    assert full == short, "an empty rank counts for nothing"
 
 
 @settings(deadline=None)

@@ -1,6 +1,7 @@
 """Rows of files: every kind gives the same, and what is wrong is named with its place."""
 
 import gzip
+import itertools
 import json
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from pyarrow import parquet
 
 from biphase.errors import DataError
 from biphase.tasks import files
-from biphase.tasks.files import Only, column_names, lines, read
+from biphase.tasks.files import column_names, read_rows
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\x00"), max_size=20)
 
@@ -46,15 +47,11 @@ def write(path, rows):
     return path
 
 
-def table(*paths, wanted=("a",), **named):
-    """All rows in one."""
-    columns, places = {}, []
-    for rows in read("task 'x'", paths, wanted, **named):
-        assert {len(values) for values in rows.columns.values()} == {len(rows)}
-        places += [rows.place(row) for row in range(len(rows))]
-        for name, values in rows.columns.items():
-            columns.setdefault(name, []).extend(values)
-    return columns, places
+def table(*paths, wanted=("a",), optional=(), only=None):
+    """All rows by column, and their places."""
+    rows = list(read_rows("task 'x'", paths, wanted, optional=optional, only=only))
+    columns = {name: [row[at] for _, row in rows] for at, name in enumerate((*wanted, *optional))}
+    return columns, [place for place, _ in rows]
 
 
 KINDS = ["parquet", "arrow", "jsonl", "json.gz", "jsonl.zst", "csv", "csv.gz", "tsv", "tsv.zst"]
@@ -87,30 +84,18 @@ def test_small_chunks_give_the_same_rows(kind, tmp_path, monkeypatch):
     whole = table(path)
     monkeypatch.setattr(files, "CHUNK_BYTES", 16)
     monkeypatch.setattr(files, "CHUNK_ROWS", 3)
-    assert len(list(read("x", [path], ("a",)))) > 5
     assert table(path) == whole
 
 
-def test_files_follow_one_another_and_places_name_each(tmp_path):
-    paths = [write(tmp_path / f"train{n:02}.jsonl", [{"a": n}, {"a": -n}]) for n in (1, 2)]
-    columns, places = table(*paths)
-    assert columns == {"a": [1, -1, 2, -2]}
-    assert places == ["train01.jsonl:1", "train01.jsonl:2", "train02.jsonl:1", "train02.jsonl:2"]
-
-
-def test_the_first_alternative_that_is_there_is_read(tmp_path):
-    path = write(tmp_path / "x.jsonl", [{"words": 1, "data": [{}]}, {"words": 3, "data": [{}], "a": 4}])
-    assert table(path, wanted=("tokens|words",))[0] == {"tokens|words": [1, 3]}
-    assert table(path, wanted=("data|words",))[0] == {"data|words": [[{}], [{}]]}
-    path = write(tmp_path / "y.jsonl", [{"a": 1, "b": 1}, {"b": 1}])
-    with pytest.raises(DataError, match=r"y.jsonl:2.*column.*'a'"):
-        table(path)
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "csv"])
-def test_an_optional_column_may_be_absent(kind, tmp_path):
-    path = write(tmp_path / f"x.{kind}", [{"a": "1"}, {"a": "2"}])
-    assert table(path, optional=("id",))[0] == {"a": ["1", "2"], "id": [None, None]}
+def test_files_follow_one_another_and_a_row_may_lack_what_is_optional(tmp_path):
+    paths = [write(tmp_path / f"train{n:02}.jsonl", [{"a": n, "id": 7}, {"a": -n}]) for n in (1, 2)]
+    places = ["train01.jsonl:1", "train01.jsonl:2", "train02.jsonl:1", "train02.jsonl:2"]
+    assert table(*paths, optional=("id",)) == ({"a": [1, -1, 2, -2], "id": [7, None, 7, None]}, places)
+    for kind in ("parquet", "csv"):
+        path = write(tmp_path / f"x.{kind}", [{"a": "1"}, {"a": "2"}])
+        assert table(path, optional=("id",))[0] == {"a": ["1", "2"], "id": [None, None]}
+    with pytest.raises(DataError, match=r"train01.jsonl:2.*column.*'id'"):
+        table(*paths, wanted=("id",))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -124,32 +109,84 @@ def test_a_missing_column_is_named_with_the_nearest(kind, tmp_path):
 def test_only_the_rows_that_are_wanted_are_kept_with_their_places(kind, tmp_path):
     rows = [{"id": n if kind != "csv" else str(n), "a": str(n * n)} for n in range(9)]
     path = write(tmp_path / f"x.{kind}", rows)
-    columns, places = table(path, wanted=("id|_id", "a"), only=Only("id|_id", {"3", "7"}))
+    columns, places = table(path, wanted=("id|_id", "a"), only=("id|_id", {"3", "7"}))
     assert columns["a"] == ["9", "49"]
     shift = 2 if kind == "csv" else 1
     assert places == [f"x.{kind}:{3 + shift}", f"x.{kind}:{7 + shift}"]
 
 
-def test_blank_lines_a_byte_order_mark_and_no_last_newline_are_no_rows(tmp_path):
-    path = tmp_path / "x.jsonl"
-    path.write_bytes(b'\xef\xbb\xbf{"a": 1}\r\n\n  \n{"a": 2}')
-    assert table(path) == ({"a": [1, 2]}, ["x.jsonl:1", "x.jsonl:4"])
-    assert [number for number, _ in lines(path)] == [1, 4]
-    path = tmp_path / "x.csv"
-    path.write_bytes(b'\xef\xbb\xbfa,b\r\n\r\n"x\r\ny",1\r\nz,2')
-    assert table(path) == ({"a": ["x\r\ny", "z"]}, ["x.csv:3", "x.csv:5"])
+CONLL_2003 = """-DOCSTART- -X- -X- O
+
+EU NNP B-NP I-ORG
+rejects VBZ B-VP O
+
+Peter NNP I-NP I-PER
+Blackburn NNP I-NP I-PER
+Ann NNP I-NP B-PER
+""".replace("\n", "\r\n")
+ENTITIES = {
+    "tokens|words": [["EU", "rejects"], ["Peter", "Blackburn", "Ann"]],
+    "tags|ner_tags": [["B-ORG", "O"], ["B-PER", "I-PER", "B-PER"]],
+}
+NUMBERED = """1\tAda\tB-PER\t-\t-
+2\t#\tO\t-\t-
+
+# sent_id = 2
+1\tLondon\tB-LOC\t-\t-
+"""
+NAMES = {"tokens": [["Ada", "#"], ["London"]], "tags": [["B-PER", "O"], ["B-LOC"]]}
+ROWS = [{"a": "x", "b": 1}, {"a": "y", "b": 2}]
+SEPARATED = 'id;review text;a\n1;"one, two; three";x\n2;four;y'
+WORDS = '{"words": 1, "data": [{}]}\n{"words": 3, "data": [{}], "tokens": 4}\n'
 
 
-def test_tabs_know_no_quotes(tmp_path):
-    path = tmp_path / "x.tsv"
-    path.write_text('a\tb\n"open\t1\nsay "no"\t2\n')
-    assert table(path)[0] == {"a": ['"open', 'say "no"']}
-
-
-def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text(f"a\n{'x' * 300_000}\n")
-    assert len(table(path)[0]["a"][0]) == 300_000
+@pytest.mark.parametrize(
+    ("name", "text", "columns", "numbers"),
+    [
+        ("x.jsonl", '\ufeff{"a": 1}\r\n\n  \n{"a": 2}', {"a": [1, 2]}, [1, 4]),
+        ("x.csv", '\ufeffa,b\r\n\r\n"x\r\ny",1\r\nz,2', {"a": ["x\r\ny", "z"]}, [3, 5]),
+        ("x.csv", f"a\n{'x' * 300_000}\n", {"a": ["x" * 300_000]}, [2]),  # longer than the csv module likes
+        (
+            "x.csv",
+            '"a;b;c",d|e\n1;2;3,4\n',
+            {"a;b;c": ["1;2;3"]},
+            [2],
+        ),  # a comma goes before other separators
+        *(
+            (
+                "x.csv",
+                SEPARATED.replace(";", separator),
+                {"review text": [f"one, two{separator} three", "four"], "a": ["x", "y"]},
+                [2, 3],
+            )
+            for separator in ";\t|"
+        ),
+        ("x.tsv", 'a\tb\n"open\t1\nsay "no"\t2\n', {"a": ['"open', 'say "no"']}, [2, 3]),  # no quotes
+        ("x.jsonl", WORDS, {"words|tokens": [1, 3]}, [1, 2]),
+        ("x.jsonl", WORDS, {"data|words": [[{}], [{}]]}, [1, 2]),
+        (
+            "x.jsonl",
+            WORDS,
+            {"tokens|words": [1, 3]},
+            [1, 2],
+        ),  # the first that the file has, while it is there
+        *(
+            ("x.json", "\ufeff" + json.dumps(document, indent=indent), {"a": ["x", "y"]}, [1, 2])
+            for document in (ROWS, {"version": 1, "data": ROWS})
+            for indent in (None, 1)
+        ),
+        *((name, CONLL_2003, ENTITIES, [3, 6]) for name in ("eng.train", "train.txt", "train.conll")),
+        ("train.tsv", NUMBERED, NAMES, [1, 5]),
+        ("train.iob2", f"# sent_id = 1\n# text = Ada #\n{NUMBERED}", NAMES, [3, 7]),
+    ],
+    ids=itertools.count(),
+)
+def test_every_layout_is_read(name, text, columns, numbers, tmp_path):
+    path = tmp_path / name
+    path.write_bytes(text.encode())
+    assert table(path, wanted=tuple(columns)) == (columns, [f"{name}:{number}" for number in numbers])
+    there = column_names("task 'x'", path)
+    assert all(column in there or set(column.split("|")) & set(there) for column in columns)
 
 
 @pytest.mark.parametrize(
@@ -163,6 +200,7 @@ def test_a_field_may_be_longer_than_the_csv_module_likes(tmp_path):
         ("x.json", b'{"data": [{"paragraphs": [{"context": 1, "qas": []}]}]}', r"x.json:1 .*SQuAD"),
         ("x.json", b'{"data": [{"paragraphs": [{"context": "c", "qas": [[]]}]}]}', r"x.json:1 .*SQuAD"),
         ("x.jsonl", b"1\n", r"x.jsonl:1 is no JSON object"),
+        ("x.jsonl", b"{}\n", r"x.jsonl:1 has no column 'a'"),
         ("x.jsonl", b'{"a": "\xff"}\n', r"x.jsonl:1 is not UTF-8"),
         ("x.jsonl", b'{"a": "\\ud800"}\n', r"x.jsonl:1.*surrogate pair"),
         ("x.csv", b"a,b\n1,2\n1,2,3\n", r"x.csv:3 has 3.*columns.*2"),
@@ -193,28 +231,6 @@ def test_the_columns_of_a_damaged_file_are_refused_too(name, tmp_path):
         column_names("task 'x'", tmp_path / name)
 
 
-@pytest.mark.parametrize("separator", [";", "\t", "|"])
-def test_the_separator_of_a_csv_is_found_in_its_header(separator, tmp_path):
-    lines = ["id;review text;a", '1;"one, two; three";x', "2;four;y"]
-    path = tmp_path / "x.csv"
-    path.write_text("\n".join(line.replace(";", separator) for line in lines))
-    assert column_names("task 'x'", path) == ("id", "review text", "a")
-    found = table(path, wanted=("review text", "a"))[0]
-    assert found == {"review text": [f"one, two{separator} three", "four"], "a": ["x", "y"]}
-    path.write_text('"a;b;c",d|e\n1;2;3,4\n')
-    assert column_names("task 'x'", path) == ("a;b;c", "d|e"), "a comma goes before others"
-
-
-@pytest.mark.parametrize("indent", [None, 1])
-@pytest.mark.parametrize("under", [None, "data"])
-def test_a_json_file_may_hold_an_array_of_rows(indent, under, tmp_path):
-    rows = [{"a": "x", "b": 1}, {"a": "y", "b": 2}]
-    path = tmp_path / "x.json"
-    path.write_text("\ufeff" + json.dumps({"version": 1, under: rows} if under else rows, indent=indent))
-    assert column_names("task 'x'", path) == ("a", "b")
-    assert table(path) == ({"a": ["x", "y"]}, ["x.json:1", "x.json:2"])
-
-
 @pytest.mark.parametrize(("indent", "broken"), [(None, False), (1, False), (None, True)])
 def test_squads_own_json_is_a_row_for_each_question(indent, broken, tmp_path):
     asked = [
@@ -234,56 +250,18 @@ def test_squads_own_json_is_a_row_for_each_question(indent, broken, tmp_path):
     assert places[3] == "train-v2.0.json:4"
 
 
-CONLL_2003 = """-DOCSTART- -X- -X- O
-
-EU NNP B-NP I-ORG
-rejects VBZ B-VP O
-
-Peter NNP I-NP I-PER
-Blackburn NNP I-NP I-PER
-Ann NNP I-NP B-PER
-"""
-UNER = """# sent_id = 1
-# text = Ada #
-1\tAda\tB-PER\t-\t-
-2\t#\tO\t-\t-
-
-# sent_id = 2
-1\tLondon\tB-LOC\t-\t-
-"""
-
-
-@pytest.mark.parametrize("name", ["eng.train", "train.txt", "train.conll"])
-def test_column_files_are_sentences_in_iob2(name, tmp_path):
-    path = tmp_path / name
-    path.write_bytes(CONLL_2003.replace("\n", "\r\n").encode())
-    assert column_names("task 'x'", path) == ("tokens", "tags")
-    found, places = table(path, wanted=("tokens|words", "tags|ner_tags"))
-    assert found["tokens|words"] == [["EU", "rejects"], ["Peter", "Blackburn", "Ann"]]
-    assert found["tags|ner_tags"] == [["B-ORG", "O"], ["B-PER", "I-PER", "B-PER"]]
-    assert places == [f"{name}:3", f"{name}:6"]
-
-
-@pytest.mark.parametrize("name", ["en_ewt-ud-train.iob2", "train.tsv"])
-def test_column_files_may_number_their_words_and_have_comments(name, tmp_path):
-    path = tmp_path / name
-    path.write_text(UNER.split("\n", 2)[2] if name.endswith("tsv") else UNER)
-    found, _ = table(path, wanted=("tokens", "tags"))
-    assert found == {"tokens": [["Ada", "#"], ["London"]], "tags": [["B-PER", "O"], ["B-LOC"]]}
-
-
 READ_WITH_LITTLE_MEMORY = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet
 from biphase.errors import DataError
-from biphase.tasks.files import column_names; from biphase.tasks.files import read
+from biphase.tasks.files import column_names, read_rows
 
 path, how = Path(sys.argv[1]), sys.argv[2]
 pages = int(Path("/proc/self/statm").read_text().split()[0])
 resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27,) * 2)
 try:
-    column_names("task 'x'", path) if how == "columns" else list(read("task 'x'", [path], ("a",)))
+    column_names("task 'x'", path) if how == "columns" else list(read_rows("task 'x'", [path], ("a",)))
 except DataError as refused:
     print(refused)
 """

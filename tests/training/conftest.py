@@ -28,7 +28,7 @@ def other(tmp_path, shards):
 def job_of():
     """Makes the training job that brings a run to a step; `needed`: keys of checkpoints to keep, or a function."""
 
-    def make(run, step, store, *, needed=(), ranks=ALONE, flops=1.0, **options):
+    def make(run, step, store, *, needed=(), ranks=ALONE, flops=1.0, live=None, **options):
         return Pretraining(
             run,
             step,
@@ -39,6 +39,7 @@ def job_of():
             needed=needed if callable(needed) else lambda: set(needed),
             flops_per_token=flops,
             options=RuntimeOptions(quiet=True, **({"loaders": 0} | options)),
+            live=live,
         )
 
     return make

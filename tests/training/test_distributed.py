@@ -24,7 +24,8 @@ from transformers import (
 from biphase import Size
 from biphase.errors import SpecError, TrainingError
 from biphase.protocol import GIB, micro_rows
-from biphase.study.costs import Load, ShardingOption, collectives, shape_of_size
+from biphase.study.costs import shape_of_size
+from biphase.study.many_gpus import Load, ShardingOption, collectives
 from biphase.training import distributed
 from biphase.training.options import RuntimeOptions, Sharding
 
@@ -208,13 +209,11 @@ def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, s
     vocab = len(end(tmp_path / "3")[0]["lm_head.weight"])
     shape = shape_of_size(Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64), vocab)
     load = Load(shape, "fp32", rows=4, micro_rows=2, length=32, labelled=1.0)
-    planned = {
-        one.what: one.sent for one in collectives(load, ShardingOption(shard, 1 if shard == "none" else 2), 2)
-    }
-    names = {"none": {"gradients": "sum"}, "full": {"gradients": "cut", "weights": "gather"}}
-    assert {name for name in more if more[name] > few[name]} == set(names[shard].values())
-    for what, name in names[shard].items():
-        assert (more[name] - few[name]) / 5 == pytest.approx(planned[what], rel=0.01)
+    planned = collectives(load, ShardingOption(shard, 1 if shard == "none" else 2), 2)
+    names = {"none": ["sum"], "full": ["gather", "cut"]}[shard]  # of gradients; of weights and gradients
+    assert {name for name in more if more[name] > few[name]} == set(names)
+    for name, collective in zip(names, planned, strict=True):
+        assert (more[name] - few[name]) / 5 == pytest.approx(collective.sent, rel=0.01)
 
 
 ADAPTED = """

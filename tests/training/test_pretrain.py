@@ -3,12 +3,13 @@
 import contextlib
 import json
 import math
+import shutil
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from biphase import CLM, MLM, MNTP, WSD, Chunks, Hub, Linear, Rows, Stage
+from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Rows, Stage
 from biphase.data.shards import Shards
 from biphase.errors import ModelError, StoreError, TrainingError
 from biphase.keys import checkpoint_key
@@ -69,6 +70,48 @@ def test_a_run_continues_anothers_optimizer_state_and_data(
     reset = tiny_run("reset", Stage(MLM(0.4), 6), start=base, optimizer_state="reset", data="restart")
     assert train(reset, 6, store).progress.next_sample == 6 * 8
     assert steps_of(tensors(store, reset, 6)[1]) == {6.0}
+
+
+def test_jobs_that_go_on_with_a_live_model_equal_jobs_that_load_it(
+    tiny_run, train, store, other, same_checkpoint
+):
+    trunk, branch = tiny_run("clm"), tiny_run("two", Stage(CLM(), 6), Stage(MLM(0.4), 6))
+    more = tiny_run("more", Stage(MLM(0.4), 4), start=trunk)
+    reset = tiny_run("reset", Stage(MLM(0.4), 4), start=trunk, optimizer_state="reset", data="restart")
+    stretched = tiny_run("stretched", Stage(CLM(), 4, rope_base=5e5), start=trunk)
+    jobs = [(trunk, 6), (trunk, 12), (branch, 12), (more, 4), (stretched, 2), (stretched, 4), (reset, 4)]
+    kept = [checkpoint_key(run, step, identities(store)) for run, step in jobs]
+    live, taken_over = None, []
+    for run, step in jobs:
+        before = live
+        job = train(run, step, store, needed=kept, live=live)
+        live = job.live_model()
+        taken_over.append(before is not None and job.model is before.model)
+        train(run, step, other, needed=kept)
+    # The model whose RoPE base has changed cannot serve a run that keeps its own.
+    assert taken_over == [False, True, True, True, True, True, False]
+    for run, step in jobs:
+        assert same_checkpoint(run, step, store, other)
+
+
+def test_a_live_model_serves_only_the_same_model_and_the_checkpoint_it_published(
+    tiny_run, train, job_of, store
+):
+    run = tiny_run("clm")
+    live = train(run, 6, store).live_model()
+    assert live.key == checkpoint_key(run, 6, identities(store))
+    train(run, 12, store, needed=[live.key])
+    for change in ({"precision": "bf16"}, {"freeze": "embeddings"}, {"optimizer": AdamW(weight_decay=0.0)}):
+        job = job_of(tiny_run("on", Stage(CLM(), 4), start=run, **change), 4, store, live=live)
+        job.load()
+        assert job.model is not live.model, change
+    late = job_of(run, 6, store)  # another worker publishes the same checkpoint before this one does
+    shutil.rmtree(store.checkpoints / live.key)
+    shutil.rmtree(store.checkpoints / checkpoint_key(run, 12, identities(store)))
+    late.load()
+    train(run, 6, store)
+    late.train()
+    assert late.live_model().key == ""
 
 
 def test_a_decoder_is_trained_bidirectionally_and_resumes(
@@ -216,10 +259,11 @@ def test_too_many_nonfinite_steps_in_a_row_fail(tiny_run, train, store, monkeypa
     assert not store.checkpoints.exists()
 
 
-def test_a_damaged_checkpoint_is_refused_not_used(tiny_run, train, store):
+@pytest.mark.parametrize("kind", ["model", "optimizer"])
+def test_a_damaged_checkpoint_is_refused_not_used(tiny_run, train, store, kind):
     run = tiny_run()
     train(run, 5, store)
-    path = store.checkpoints / checkpoint_key(run, 5, identities(store)) / "model.safetensors"
+    path = store.checkpoints / checkpoint_key(run, 5, identities(store)) / f"{kind}.safetensors"
     data = bytearray(path.read_bytes())
     data[-3] ^= 1
     path.write_bytes(data)

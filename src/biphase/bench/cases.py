@@ -18,11 +18,8 @@ from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import devices
 from biphase.text import short
 
-WORKLOADS = ("pretrain", "finetune", "retrieval", "scale", "all")
-OBJECTIVES = ("mlm", "clm")
-PACKINGS = ("chunks", "rows", "documents")
+WORKLOADS = ("pretrain", "finetune", "retrieval", "scale")
 USUAL_RATIO = 0.4
-PRECISIONS = ("bf16", "fp32", "fp8")
 PEERS = ("trainer", "trainer-compiled")
 NO_PEER = "none"
 
@@ -34,7 +31,6 @@ COUNTS_FOR = {
     "profile": ("pretrain", "finetune", "scale", "all"),
 }
 
-LEAST, MOST = 64, 2**20  # limits of vocabulary size and of tokens in a row
 PEER_ROWS = 12  # rows whose logits fit in memory for the Trainer at a vocabulary of 128,256
 
 
@@ -65,75 +61,63 @@ DEFAULTS = {
 
 @dataclass(frozen=True)
 class BenchRequest:
-    """The command's options, checked. Empty, 0 and None: not given, so the default of the device."""
+    """The command's options. Empty, 0 and None: not given, so the default of the device."""
 
-    workload: str = "pretrain"
+    workload: str = "pretrain"  # one of WORKLOADS, or all
     size: str = ""
-    objective: str = ""
+    objective: str | None = None
     ratio: float | None = None
-    packing: str = ""
+    packing: str | None = None
     rows: int = 0
     micro_batches: int = 0
-    vocab: int = 0
-    length: int = 0
+    vocab: int | None = None
+    length: int | None = None
     deterministic: bool = False
     steps: int = 0
     against: tuple[str, ...] = ()
-    precision: str = ""
+    precision: str | None = None
     profile: bool = False
     save: bool = False
 
     def __post_init__(self) -> None:
-        _check_name("bench", self.workload, WORKLOADS)
-        choices = {"objective": OBJECTIVES, "packing": PACKINGS, "size": SIZES, "precision": PRECISIONS}
-        for name, names in choices.items():
-            if value := getattr(self, name):
-                _check_name(f"--{name}", value, names)
-        for peer in self.against:
-            _check_name("--against", peer, (*PEERS, NO_PEER))
-        if NO_PEER in self.against and len(self.against) > 1:
-            raise SpecError("--against none stands alone; leave it out, or leave out the others")
-        if self.ratio is not None and not 0 < self.ratio < 1:
-            raise SpecError(f"--ratio is a share between 0 and 1, not {self.ratio:g}; usual: --ratio 0.4")
-        if min(self.rows, self.micro_batches, self.steps) < 0:
-            raise SpecError(
-                "--rows, --micro-batches and --steps must not be negative; 0 takes what suits the device"
-            )
-        for name in ("vocab", "length"):
-            value = getattr(self, name)
-            if value and not LEAST <= value <= MOST:
-                raise SpecError(f"--{name} is {value:,}; give {LEAST} to {MOST:,}, or 0 for what is usual")
-        if self.deterministic and set(self.against) - {NO_PEER}:
-            raise SpecError("--deterministic measures biphase alone; leave out --against")
-        if self.save and self.workload not in ("scale", "all"):
-            raise SpecError(
-                f"--save keeps the cases of scale, not of {self.workload}; type bench scale --save"
-            )
-        if self.save and self.size:
-            raise SpecError("--save needs every size of scale; leave out --size")
-        if self.precision == "fp8" and self.workload not in ("pretrain", "scale"):
-            raise SpecError("--precision fp8 is for pretraining; type bench pretrain --precision fp8")
+        if self.size:
+            SIZES[self.size]  # refuses an unknown name
+        workload = self.workload
+        unknown = sorted(set(self.against) - {*PEERS, NO_PEER})
+        refusals = {
+            f"--against {', '.join(unknown)} is not known; known: {', '.join(PEERS)}, none": unknown,
+            "--against none stands alone; leave it out, or leave out the others": (
+                NO_PEER in self.against and len(self.against) > 1
+            ),
+            "--deterministic measures biphase alone; leave out --against": (
+                self.deterministic and set(self.against) - {NO_PEER}
+            ),
+            f"--save keeps the cases of scale, not of {workload}; type bench scale --save": (
+                self.save and workload not in ("scale", "all")
+            ),
+            "--save needs every size of scale; leave out --size": self.save and self.size,
+            "--precision fp8 is for pretraining; type bench pretrain --precision fp8": (
+                self.precision == "fp8" and workload not in ("pretrain", "scale")
+            ),
+        }
         for name, workloads in COUNTS_FOR.items():
-            value = getattr(self, name)
-            if value and self.workload not in workloads:
-                option = f"--{name.replace('_', '-')}"
-                typed = option if value is True else f"{option} {value}"
-                raise SpecError(
-                    f"{option} means nothing to bench {self.workload}; leave it out, or type bench pretrain {typed}"
-                )
+            value, option = getattr(self, name), f"--{name.replace('_', '-')}"
+            typed = option if value is True else f"{option} {value}"
+            message = (
+                f"{option} means nothing to bench {workload}; leave it out, or type bench pretrain {typed}"
+            )
+            refusals[message] = value and workload not in workloads
+        for message, wrong in refusals.items():
+            if wrong:
+                raise SpecError(message)
 
     def workloads(self) -> tuple[str, ...]:
-        return WORKLOADS[:-1] if self.workload == "all" else (self.workload,)
+        return WORKLOADS if self.workload == "all" else (self.workload,)
 
     def peers(self, defaults: DeviceDefaults) -> tuple[str, ...]:
         if NO_PEER in self.against or self.deterministic:
             return ()
         return tuple(dict.fromkeys(self.against)) or defaults.peers
-
-
-def _check_name(what: str, value: str, names: Any) -> None:
-    if value not in names:
-        raise SpecError(f"{what} {value!r} is not known; {nearest(value, names)}")
 
 
 # ---------------------------------------------------------------- cases
@@ -282,9 +266,9 @@ class CaseMaker:
         values: dict[str, Any] = self._common(size) | {
             "vocab": request.vocab or self.defaults.vocab,
             "length": self.length,
-            "objective": request.objective or OBJECTIVES[0],
+            "objective": request.objective or "mlm",
             "ratio": request.ratio or USUAL_RATIO,
-            "packing": request.packing or PACKINGS[0],
+            "packing": request.packing or "chunks",
             "rows": self.rows,
             "micro_batches": request.micro_batches or 1,
             "deterministic": request.deterministic,
@@ -322,8 +306,10 @@ class CaseMaker:
             *(self.finetune(lengths, size) for size in tuned for lengths in LIKE),
             *(self.score(size) for size in tuned),
         ]
-        if self.request.size:
-            _check_name("bench scale --size", self.request.size, sizes)
+        if self.request.size and self.request.size not in sizes:
+            raise SpecError(
+                f"bench scale has no size {self.request.size!r}; {nearest(self.request.size, sizes)}"
+            )
         return [case for case in cases if self.request.size in ("", case.size)]
 
 
@@ -361,29 +347,6 @@ class Timing:
 def failure(why: str) -> Timing:
     """A timing that records only why the measurement failed."""
     return Timing(math.nan, math.nan, math.nan, failed=why)
-
-
-@dataclass(frozen=True)
-class Breakdown:
-    """Milliseconds of one step by kind, largest first, and the longest kernels."""
-
-    by_kind: dict[str, float]
-    longest: tuple[tuple[str, float], ...]
-
-    @property
-    def total(self) -> float:
-        return sum(self.by_kind.values())
-
-    def facts(self) -> dict[str, Any]:
-        return {"ms": self.by_kind, "total_ms": self.total, "longest": [list(pair) for pair in self.longest]}
-
-    def table(self) -> str:
-        """Time by kind, then the longest kernels."""
-        rows = [["", "ms", "share"]]
-        rows += [[kind, f"{ms:.2f}", f"{ms / self.total:.0%}"] for kind, ms in self.by_kind.items()]
-        rows.append(["together", f"{self.total:.2f}", ""])
-        longest = [["longest", "ms"], *([name[:90], f"{ms:.2f}"] for name, ms in self.longest)]
-        return f"{aligned(rows)}\n\n{aligned(longest)}"
 
 
 OURS = "biphase"
@@ -444,18 +407,17 @@ class Report:
     versions: dict[str, str]
     command: str
     compared: list[Compared] = field(default_factory=list)
-    profiles: dict[str, Breakdown] = field(default_factory=dict)
+    profiles: dict[str, dict[str, float]] = field(default_factory=dict)  # ms of one step by kind, by title
     saved: str = ""
 
     def facts(self) -> dict[str, Any]:
-        return {
-            "device": self.device,
-            "name": self.name,
-            "date": self.date,
-            "versions": self.versions,
-            "command": self.command,
+        facts = {name: value for name, value in vars(self).items() if name not in ("compared", "saved")}
+        return facts | {
             "results": [case.facts() for case in self.compared],
-            "profiles": {title: profile.facts() for title, profile in self.profiles.items()},
+            "profiles": {
+                title: {"ms": profile, "total_ms": sum(profile.values())}
+                for title, profile in self.profiles.items()
+            },
             "saved": self.saved,
         }
 
@@ -472,7 +434,7 @@ class Report:
         for case in self.compared:  # cases with the same sides share a table
             tables.setdefault(tuple(case.sides), []).append(case)
         parts += [table(cases) for cases in tables.values()]
-        parts += [f"{title}, one step\n{profile.table()}" for title, profile in self.profiles.items()]
+        parts += [f"{title}, one step\n{profile_table(profile)}" for title, profile in self.profiles.items()]
         if self.saved:
             parts.append(f"kept in {self.saved}\nNext: biphase plan {study} --device {self.name}")
         return "\n\n".join(parts)
@@ -509,6 +471,13 @@ def table(compared: list[Compared]) -> str:
             if timing.failed
         ]
     return "\n".join([aligned(rows), *notes])
+
+
+def profile_table(profile: dict[str, float]) -> str:
+    total = sum(profile.values())
+    rows = [["", "ms", "share"]]
+    rows += [[kind, f"{ms:.2f}", f"{ms / total:.0%}"] for kind, ms in profile.items()]
+    return aligned([*rows, ["together", f"{total:.2f}", ""]])
 
 
 def aligned(rows: list[list[str]]) -> str:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -47,7 +47,6 @@ from biphase.bench.cases import (
     SENTENCES,
     BenchCase,
     BenchRequest,
-    Breakdown,
     CaseMaker,
     Compared,
     FinetuneCase,
@@ -94,29 +93,42 @@ AttentionInterface.register(MASKLESS, sdpa_attention_forward)
 AttentionMaskInterface.register(MASKLESS, lambda *parts, **named: None)
 
 
-def arguments(case: BenchCase, device: torch.device, *, peer: str, batch: int, rate: float) -> dict[str, Any]:
-    """The Trainer's arguments: precision, optimizer, and no output."""
+def arguments(
+    case: BenchCase,
+    device: torch.device,
+    *,
+    peer: str,
+    batch: int,
+    rate: float,
+    kind: Any = TrainingArguments,
+    **more: Any,
+) -> Any:
+    """The Trainer's arguments: precision, optimizer, one device, and no output."""
     adam = AdamW()
-    return {
-        "output_dir": tempfile.gettempdir(),
-        "per_device_train_batch_size": batch,
-        "max_steps": case.warm + case.steps,
-        "use_cpu": device.type == "cpu",
-        "bf16": case.precision != "fp32",
-        "torch_compile": peer == COMPILED,
-        "optim": "adamw_torch_fused",
-        "learning_rate": rate,
-        "lr_scheduler_type": "constant",
-        "adam_beta1": adam.betas[0],
-        "adam_beta2": adam.betas[1],
-        "adam_epsilon": adam.eps,
-        "weight_decay": adam.weight_decay,
-        "max_grad_norm": adam.clip,
-        "report_to": [],
-        "save_strategy": "no",
-        "logging_strategy": "no",
-        "disable_tqdm": True,
-    }
+    options = kind(
+        output_dir=tempfile.gettempdir(),
+        per_device_train_batch_size=batch,
+        max_steps=case.warm + case.steps,
+        use_cpu=device.type == "cpu",
+        bf16=case.precision != "fp32",
+        torch_compile=peer == COMPILED,
+        optim="adamw_torch_fused",
+        learning_rate=rate,
+        lr_scheduler_type="constant",
+        adam_beta1=adam.betas[0],
+        adam_beta2=adam.betas[1],
+        adam_epsilon=adam.eps,
+        weight_decay=adam.weight_decay,
+        max_grad_norm=adam.clip,
+        report_to=[],
+        save_strategy="no",
+        logging_strategy="no",
+        disable_tqdm=True,
+        **more,
+    )
+    if options.device.type == "cuda":
+        options._n_gpu = 1  # else the Trainer uses DataParallel if there are several GPUs
+    return options
 
 
 class MarkSteps(TrainerCallback):
@@ -129,13 +141,6 @@ class MarkSteps(TrainerCallback):
         self.clock.mark()
 
 
-def on_one_gpu(options: Any) -> Any:
-    """Prevent the Trainer from using DataParallel if there are several GPUs."""
-    if options.device.type == "cuda":
-        options._n_gpu = 1
-    return options
-
-
 def time_trainer(trainer: Trainer, device: torch.device, warm: int, *, tokens: float, path: str) -> Timing:
     """Run a trainer and time its steps."""
     clock = StepClock(device)
@@ -145,28 +150,22 @@ def time_trainer(trainer: Trainer, device: torch.device, warm: int, *, tokens: f
     return clock.measured(warm, tokens=tokens, path=path)
 
 
-class TrainerDataset(torch.utils.data.Dataset):
-    """Token ids and labels by index."""
-
-    def __init__(self, ids: Any, labels: Tensor) -> None:
-        self.ids, self.labels = ids, labels
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-    def __getitem__(self, index: int) -> dict[str, Tensor]:
-        return {"input_ids": self.ids[index], "labels": self.labels[index]}
+Rows = list[dict[str, Tensor]]  # ids and labels of each row or text
 
 
-def masked_rows(case: PretrainCase) -> TrainerDataset:
+def labelled(ids: Any, labels: Tensor) -> Rows:
+    return [{"input_ids": text, "labels": label} for text, label in zip(ids, labels, strict=True)]
+
+
+def masked_rows(case: PretrainCase) -> Rows:
     """Rows masked before the clock starts; for CLM unshifted, since Llama shifts labels itself."""
     stream, objective = measure.stream_of(case, whole_rows=True), measure.objective_of(case)
     batch = stream.batch(objective, torch.arange(stream.rows), step=0)
     if objective.causal:
-        return TrainerDataset(batch.ids, batch.ids)
+        return labelled(batch.ids, batch.ids)
     labels = torch.full((batch.ids.numel(),), IGNORE)
     labels[batch.label_at] = batch.labels
-    return TrainerDataset(batch.ids, labels.view_as(batch.ids))
+    return labelled(batch.ids, labels.view_as(batch.ids))
 
 
 def peer_config(case: PretrainCase | FinetuneCase, length: int) -> dict[str, Any]:
@@ -187,9 +186,11 @@ def peer_model(case: PretrainCase) -> nn.Module:
 def pretrain(case: PretrainCase, device: torch.device, *, peer: str, rows: int) -> Timing:
     """Time the Trainer's pretraining, on whole rows whatever our packing: it has no other."""
     case = replace(case, rows=rows)
-    options = arguments(case, device, peer=peer, batch=rows, rate=RATE)
-    options = TrainingArguments(**options, gradient_accumulation_steps=case.micro_batches)
-    trainer = Trainer(peer_model(case), on_one_gpu(options), train_dataset=masked_rows(case))
+    options = arguments(
+        case, device, peer=peer, batch=rows, rate=RATE, gradient_accumulation_steps=case.micro_batches
+    )
+    data: Any = masked_rows(case)  # any sequence will do
+    trainer = Trainer(peer_model(case), options, train_dataset=data)
     return time_trainer(trainer, device, case.warm, tokens=case.tokens, path=f"{rows} rows")
 
 
@@ -217,11 +218,11 @@ class PaddedModel(nn.Module):
         return {"loss": sum(losses, torch.zeros_like(losses[0])) / 2, "logits": bounds}
 
 
-def labelled_texts(data: Dataset) -> TrainerDataset:
-    return TrainerDataset([torch.from_numpy(ids) for ids in data.ids], torch.from_numpy(data.labels))
+def labelled_texts(data: Dataset) -> Rows:
+    return labelled([torch.from_numpy(ids) for ids in data.ids], torch.from_numpy(data.labels))
 
 
-def padded(examples: list[dict[str, Tensor]]) -> dict[str, Any]:
+def padded(examples: Rows) -> dict[str, Any]:
     """A batch padded to its longest text."""
     texts = [example["input_ids"] for example in examples]
     return {
@@ -234,10 +235,9 @@ def padded(examples: list[dict[str, Tensor]]) -> dict[str, Any]:
 def finetune(case: FinetuneCase, device: torch.device, *, peer: str) -> Timing:
     """Time the Trainer's fine-tuning, on padded batches."""
     data = Dataset(case)
-    options = TrainingArguments(**arguments(case, device, peer=peer, batch=case.batch, rate=TUNING_RATE))
-    trainer = Trainer(
-        PaddedModel(case), on_one_gpu(options), train_dataset=labelled_texts(data), data_collator=padded
-    )
+    options = arguments(case, device, peer=peer, batch=case.batch, rate=TUNING_RATE)
+    texts: Any = labelled_texts(data)
+    trainer = Trainer(PaddedModel(case), options, train_dataset=texts, data_collator=padded)
     return time_trainer(trainer, device, case.warm, tokens=data.tokens, path="padded")
 
 
@@ -345,23 +345,9 @@ def _sentence_transformer(folder: Path, device: torch.device, dtype: torch.dtype
     return model
 
 
-@contextlib.contextmanager
-def _without_progress_bars() -> Generator[None]:
-    """Hide the progress bars of `datasets`, which transformers' verbosity does not control."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    shown = not are_progress_bars_disabled()
-    disable_progress_bars()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bars()
-
-
 def train_sentences(texts: RetrievalTexts, folder: Path, device: torch.device, *, tokens: float) -> Timing:
     """Time its own trainer and loss: in-batch negatives, cosine similarity at the same temperature."""
-    from datasets import Dataset
+    from datasets import Dataset, disable_progress_bars
     from sentence_transformers import SentenceTransformerTrainer, SentenceTransformerTrainingArguments
     from sentence_transformers.sentence_transformer.losses import MultipleNegativesRankingLoss
 
@@ -373,17 +359,14 @@ def train_sentences(texts: RetrievalTexts, folder: Path, device: torch.device, *
         "anchor": [pair.query for pair in texts.pairs],
         "positive": [pair.document for pair in texts.pairs],
     }
-    options = SentenceTransformerTrainingArguments(
-        **arguments(case, device, peer="", batch=case.batch, rate=TUNING_RATE)
+    kind = SentenceTransformerTrainingArguments
+    options = arguments(case, device, peer="", batch=case.batch, rate=TUNING_RATE, kind=kind)
+    disable_progress_bars()  # transformers' verbosity does not control these
+    loss = MultipleNegativesRankingLoss(model)
+    trainer = SentenceTransformerTrainer(
+        model, args=options, train_dataset=Dataset.from_dict(columns), loss=loss
     )
-    with _without_progress_bars():
-        trainer = SentenceTransformerTrainer(
-            model,
-            args=on_one_gpu(options),
-            train_dataset=Dataset.from_dict(columns),
-            loss=MultipleNegativesRankingLoss(model),
-        )
-        return time_trainer(trainer, device, case.warm, tokens=tokens, path="padded")
+    return time_trainer(trainer, device, case.warm, tokens=tokens, path="padded")
 
 
 def encode_sentences(texts: RetrievalTexts, folder: Path, device: torch.device, *, tokens: float) -> Timing:
@@ -468,29 +451,33 @@ class Measuring:
 
     def pretrain(self) -> None:
         case, rows = self.cases.pretrain(), self.cases.peer_rows()
-        sides = {OURS: self._ours(case, FEWER_ROWS)}
-        for peer in self.peers:
-            sides[peer] = self._theirs(
-                peer, case.title, lambda peer=peer: pretrain(case, self.device, peer=peer, rows=rows)
-            )
-        note = WHOLE_ROWS if self.peers and case.packing != "rows" else ""
-        facts = case.facts() | {
+        facts = {
             "micro_batches": case.micro_batches,
             "deterministic": case.deterministic,
             "peer_rows": rows,
         }
-        self._add(Compared(case.title, case.unit, facts, sides, note=note))
+        note = WHOLE_ROWS if self.peers and case.packing != "rows" else ""
+        theirs = partial(pretrain, case, self.device, rows=rows)
+        self._beside_the_trainer(case, FEWER_ROWS, theirs, facts, note)
 
     def finetune(self) -> None:
         for lengths in LIKE:
             case = self.cases.finetune(lengths)
-            sides = {OURS: self._ours(case, SMALLER)}
-            for peer in self.peers:
-                sides[peer] = self._theirs(
-                    peer, case.title, lambda peer=peer, case=case: finetune(case, self.device, peer=peer)
-                )
-            facts = case.facts() | {"tokens": Dataset(case).tokens}
-            self._add(Compared(case.title, case.unit, facts, sides))
+            theirs = partial(finetune, case, self.device)
+            self._beside_the_trainer(case, SMALLER, theirs, {"tokens": Dataset(case).tokens})
+
+    def _beside_the_trainer(
+        self,
+        case: PretrainCase | FinetuneCase,
+        advice: str,
+        theirs: Callable[..., Timing],
+        facts: dict[str, Any],
+        note: str = "",
+    ) -> None:
+        sides = {OURS: self._ours(case, advice)}
+        for peer in self.peers:
+            sides[peer] = self._theirs(peer, case.title, partial(theirs, peer=peer))
+        self.report.compared.append(Compared(case.title, case.unit, case.facts() | facts, sides, note=note))
 
     def retrieval(self) -> None:
         case, device = self.cases.retrieval(), self.device
@@ -502,22 +489,19 @@ class Measuring:
                 ("training", f"{case.title}, training", "ms/step", train_ours, train_sentences),
                 ("reading", f"{case.size} reading passages", "passages/s", encode_ours, encode_sentences),
             ):
-                timing = self._alone(title, SMALLER, lambda mine=mine: mine(texts, folder, device))
-                sides, tokens = {OURS: timing}, timing.tokens
+                timing = self._alone(title, SMALLER, partial(mine, texts, folder, device))
+                sides = {OURS: timing}
                 if self.peers:
-                    sides[SENTENCES] = self._theirs(
-                        SENTENCES,
-                        title,
-                        lambda other=other, tokens=tokens: other(texts, folder, device, tokens=tokens),
-                    )
+                    theirs = partial(other, texts, folder, device, tokens=timing.tokens)
+                    sides[SENTENCES] = self._theirs(SENTENCES, title, theirs)
                 facts = case.facts() | {"what": what}
-                self._add(Compared(title, unit, facts, sides, passages=case.passages))
+                self.report.compared.append(Compared(title, unit, facts, sides, passages=case.passages))
 
     def scale(self) -> None:
         """Measure our side only. A case that does not fit in memory is left out of the device's cases."""
         for case in self.cases.scale():
             timing = self._ours(case, LEFT_OUT, idle=False)
-            self._add(Compared(case.title, case.unit, case.facts(), {OURS: timing}))
+            self.report.compared.append(Compared(case.title, case.unit, case.facts(), {OURS: timing}))
 
     # ------------------------------------------------------------ sides
 
@@ -526,19 +510,18 @@ class Measuring:
     ) -> Timing:
         """Measure a case on our side, with a profile if requested."""
 
-        def keep(profile: Breakdown) -> None:
-            self.report.profiles[case.title] = profile
+        def keep(milliseconds: dict[str, float]) -> None:
+            self.report.profiles[case.title] = milliseconds
 
-        def timed() -> Timing:
-            profile = keep if self.request.profile else None
-            match case:
-                case PretrainCase():
-                    return measure.measure_pretraining(case, self.device, idle=idle, profile=profile)
-                case FinetuneCase():
-                    return measure.measure_finetuning(case, self.device, profile=profile)
-                case ScoreCase():
-                    return measure.measure_encoding(case, self.device)
-
+        profile = keep if self.request.profile else None
+        timed: Callable[[], Timing]
+        match case:
+            case PretrainCase():
+                timed = partial(measure.measure_pretraining, case, self.device, idle=idle, profile=profile)
+            case FinetuneCase():
+                timed = partial(measure.measure_finetuning, case, self.device, profile=profile)
+            case ScoreCase():
+                timed = partial(measure.measure_encoding, case, self.device)
         return self._alone(case.title, advice, timed)
 
     def _alone(self, title: str, advice: str, timed: Callable[[], Timing]) -> Timing:
@@ -548,9 +531,6 @@ class Measuring:
     def _theirs(self, peer: str, title: str, timed: Callable[[], Timing]) -> Timing:
         self.tell(f"{title}: {peer} …")
         return measure.theirs(self.device, timed)
-
-    def _add(self, compared: Compared) -> None:
-        self.report.compared.append(compared)
 
 
 def run(

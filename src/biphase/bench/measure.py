@@ -30,7 +30,6 @@ from torch.autograd import DeviceType
 from biphase.attention import pattern_of, varlen_works
 from biphase.bench.cases import (
     PASSAGES,
-    Breakdown,
     FinetuneCase,
     Lengths,
     PretrainCase,
@@ -51,8 +50,9 @@ from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
 from biphase.protocol import padded_vocab
 from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
+from biphase.specs.tasks import AnswerSpan, LabelledText, Question
 from biphase.tasks.encode import Ragged, Tokenization
-from biphase.tasks.load import AnswerSpan, Examples, LabelledText, Question
+from biphase.tasks.load import Examples
 from biphase.training import distributed, optimizer
 from biphase.training.distributed import Ranks, Replicated
 from biphase.training.loop import Hooks, PlainStep, train
@@ -186,11 +186,6 @@ def free(device: torch.device) -> None:
         torch.cuda.reset_peak_memory_stats(device)
 
 
-def with_idle(timing: Timing, kept_seconds: float) -> Timing:
-    """Add the share of a step spent waiting for data, from the time of the same step with its data on the device."""
-    return replace(timing, idle=max(0.0, 1 - kept_seconds / timing.seconds))
-
-
 # ---------------------------------------------------------------- profile by kind of kernel
 
 
@@ -220,7 +215,7 @@ def kind_of(name: str) -> str:
 
 def breakdown(
     run: Callable[[], object], device: torch.device, *, vocab: int, steps: int = PROFILED
-) -> Breakdown:
+) -> dict[str, float]:
     """Profile `run`, which executes `steps` steps."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     if device.type == "cuda":
@@ -268,17 +263,13 @@ def _has(event: Any, vocab: int) -> bool:
     return any(vocab in shape for shape in event.input_shapes or () if isinstance(shape, (list, tuple)))
 
 
-def by_kind(times: Times, steps: int) -> Breakdown:
-    """Sum microseconds by kind of kernel, as milliseconds of one step."""
+def by_kind(times: Times, steps: int) -> dict[str, float]:
+    """Sum microseconds by kind of kernel, as milliseconds of one step, the largest first."""
     kinds: dict[str, float] = defaultdict(float)
-    names: dict[str, float] = defaultdict(float)
     for (name, with_vocab), microseconds in times.items():
         kind = kind_of(name)
         kinds[HEAD if kind == BLOCKS and with_vocab else kind] += microseconds / steps / 1000
-        names[name] += microseconds / steps / 1000
-    longest = sorted(names.items(), key=lambda pair: -pair[1])[:12]
-    ordered = sorted(((kind, ms) for kind, ms in kinds.items() if ms > 0), key=lambda pair: -pair[1])
-    return Breakdown(dict(ordered), tuple(longest))
+    return dict(sorted(((kind, ms) for kind, ms in kinds.items() if ms > 0), key=lambda pair: -pair[1]))
 
 
 # ---------------------------------------------------------------- random tokens
@@ -461,7 +452,7 @@ class PretrainingSide:
         train(step, batches, first=0, rate=lambda step: RATE, ranks=ranks, hooks=hooks)
 
 
-Profiled = Callable[[Breakdown], None]  # receives the breakdown of a step
+Profiled = Callable[[dict[str, float]], None]  # receives the ms of a step by kind of kernel
 
 
 def measure_pretraining(
@@ -477,7 +468,8 @@ def measure_pretraining(
         if idle:
             kept = StepClock(device, ready_at=0)
             side.kept(SETTLING + case.steps, kept.mark)
-            timing = with_idle(timing, statistics.median(kept.seconds(SETTLING)))
+            without_waiting = statistics.median(kept.seconds(SETTLING))
+            timing = replace(timing, idle=max(0.0, 1 - without_waiting / timing.seconds))
         if profile is not None:
             vocab = padded_vocab(case.vocab, device.type)
             profile(breakdown(lambda: side.kept(PROFILED, lambda: None), device, vocab=vocab))

@@ -5,26 +5,24 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Literal
 
-import typer
+from typer import Argument, Option
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, tell, with_store
 
 
 @app.command()
 def tokenize(
-    corpus: Annotated[
-        str, typer.Argument(metavar="CORPUS", help="corpus by name, a file, a folder or hf://…")
-    ],
+    corpus: str = Argument(..., metavar="CORPUS", help="corpus by name, a file, a folder or hf://…"),
     store_folder: StoreFolder = DEFAULT_STORE,
-    tokenizer: Annotated[
-        str, typer.Option(help="bpe:32000 trains one; or a folder, a tokenizer.json, or owner/name@revision")
-    ] = "",
-    text: Annotated[str, typer.Option(help="column or field with the text")] = "",
-    heldout: Annotated[str, typer.Option(help="file, folder or pattern to hold out, beside the corpus")] = "",
-    from_folder: Annotated[Path | None, typer.Option("--from", help="local copy of a hub corpus")] = None,
-    processes: Annotated[int, typer.Option(min=0, help="0: one per core")] = 0,
+    tokenizer: str = Option(
+        "", help="bpe:32000 trains one; or a folder, a tokenizer.json, or owner/name@revision"
+    ),
+    text: str = Option("", help="column or field with the text"),
+    heldout: str = Option("", help="file, folder or pattern to hold out, beside the corpus"),
+    from_folder: Path | None = Option(None, "--from", help="local copy of a hub corpus"),
+    processes: int = Option(0, min=0, help="0: one per core"),
 ) -> None:
     """Tokenize a corpus into shards, in parallel. Stop it at any time; the same command resumes."""
     import time
@@ -65,42 +63,34 @@ def doctor(store_folder: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -
 
 @app.command()
 def bench(
-    subject: Annotated[
-        str,
-        typer.Argument(
-            metavar="[pretrain|finetune|retrieval|scale|all]",
-            help="what to measure; default: pretrain, or scale with --save",
-            show_default=False,
-        ),
-    ] = "",
+    subject: Literal["pretrain", "finetune", "retrieval", "scale", "all"] | None = Argument(
+        None, help="what to measure; default: pretrain, or scale with --save", show_default=False
+    ),
     store_folder: StoreFolder = DEFAULT_STORE,
-    size: Annotated[str, typer.Option(help="model size; default: 210m on a GPU, 8m on a CPU")] = "",
-    objective: Annotated[str, typer.Option(help="pretrain: mlm or clm; default: mlm")] = "",
-    ratio: Annotated[
-        float | None, typer.Option(help="pretrain: share of masked tokens; default: 0.4")
-    ] = None,
-    packing: Annotated[str, typer.Option(help="pretrain: chunks, rows or documents; default: chunks")] = "",
-    rows: Annotated[int, typer.Option(help="pretrain, scale: rows per micro-batch; 0: chosen by memory")] = 0,
-    micro_batches: Annotated[int, typer.Option(help="pretrain: micro-batches per step; 0: one")] = 0,
-    vocab: Annotated[int, typer.Option(help="pretrain: vocabulary; 0: 128,256 on a GPU, 2,048 on a CPU")] = 0,
-    length: Annotated[
-        int, typer.Option(help="pretrain: tokens per row; 0: 2,048 on a GPU, 128 on a CPU")
-    ] = 0,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="pretrain: as `run --deterministic`")
-    ] = False,
-    steps: Annotated[int, typer.Option(help="measured steps; 0: 20 on a GPU, 3 on a CPU")] = 0,
-    against: Annotated[
-        list[str] | None,
-        typer.Option(help="trainer, trainer-compiled or none; may be repeated [default: both on a GPU]"),
-    ] = None,
-    precision: Annotated[
-        str, typer.Option(help="bf16, fp32 or fp8; default: bf16 on a GPU, fp32 on a CPU")
-    ] = "",
-    profile: Annotated[bool, typer.Option("--profile", help="show where the time of a step goes")] = False,
-    save: Annotated[
-        bool, typer.Option("--save", help="keep the measurements of scale in STORE/devices, for `plan`")
-    ] = False,
+    size: str = Option("", help="model size; default: 210m on a GPU, 8m on a CPU"),
+    objective: Literal["mlm", "clm"] | None = Option(None, help="pretrain; default: mlm"),
+    ratio: float | None = Option(
+        None, min=0.01, max=0.99, help="pretrain: share of masked tokens; default: 0.4"
+    ),
+    packing: Literal["chunks", "rows", "documents"] | None = Option(None, help="pretrain; default: chunks"),
+    rows: int = Option(0, min=0, help="pretrain, scale: rows per micro-batch; 0: chosen by memory"),
+    micro_batches: int = Option(0, min=0, help="pretrain: micro-batches per step; 0: one"),
+    vocab: int | None = Option(
+        None, min=64, max=2**20, help="pretrain; default: 128,256 on a GPU, 2,048 on a CPU"
+    ),
+    length: int | None = Option(
+        None, min=64, max=2**20, help="pretrain: tokens per row; default: 2,048 on a GPU, 128 on a CPU"
+    ),
+    deterministic: bool = Option(False, "--deterministic", help="pretrain: as `run --deterministic`"),
+    steps: int = Option(0, min=0, help="measured steps; 0: 20 on a GPU, 3 on a CPU"),
+    against: list[str] | None = Option(
+        None, help="trainer, trainer-compiled or none; may be repeated [default: both on a GPU]"
+    ),
+    precision: Literal["bf16", "fp32", "fp8"] | None = Option(
+        None, help="default: bf16 on a GPU, fp32 on a CPU"
+    ),
+    profile: bool = Option(False, "--profile", help="show where the time of a step goes"),
+    save: bool = Option(False, "--save", help="keep the measurements of scale in STORE/devices, for `plan`"),
     as_json: AsJson = False,
 ) -> None:
     """Measure how fast this machine trains and encodes, beside transformers' Trainer."""

@@ -5,113 +5,81 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, store_at, tell, with_store
 from biphase.cli.study import ForTime, Quiet, compute
 
 if TYPE_CHECKING:
-    from biphase.specs import Finetune
+    from biphase.specs import Finetune, Study
+    from biphase.store import Store
 
 Model = Annotated[
     str,
-    typer.Argument(metavar="MODEL", help="folder, owner/name@commit, or first digits of a checkpoint's key"),
+    Argument(metavar="MODEL", help="folder, owner/name@commit, or first digits of a checkpoint's key"),
 ]
-Data = Annotated[Path | None, typer.Option(help="folder with local copies of known tasks")]
+Data = Annotated[Path | None, Option(help="folder with local copies of known tasks")]
 
 
 @app.command()
 def adapt(
     model: Model,
-    corpus: Annotated[
-        str, typer.Option(help="corpus by name, or a file or folder of text, jsonl or parquet")
-    ] = "",
-    steps: Annotated[int, typer.Option(min=1, help="optimizer steps")] = 1_000,
+    corpus: str = Option("", help="corpus by name, or a file or folder of text, jsonl or parquet"),
+    steps: int = Option(1_000, min=1, help="optimizer steps"),
     store_folder: StoreFolder = DEFAULT_STORE,
-    objective: Annotated[
-        str, typer.Option(help="mlm, or mntp: predict each masked token one position before")
-    ] = "mlm",
-    ratio: Annotated[float, typer.Option(help="share of tokens that is masked")] = 0.4,
-    lr: Annotated[float, typer.Option(min=0, help="peak learning rate; 0: 2e-4, or 1e-3 with --lora")] = 0.0,
-    length: Annotated[
-        int, typer.Option(min=0, help="tokens per row; 0: the model's context, at most 1,024")
-    ] = 0,
-    batch: Annotated[int, typer.Option(min=0, help="rows per step; 0: 32")] = 0,
-    warmup: Annotated[float, typer.Option(min=0, max=0.99, help="share of the steps")] = 0.05,
-    decay: Annotated[float, typer.Option(min=0, max=0.99, help="share of the steps, at the end")] = 0.2,
-    lora: Annotated[int, typer.Option(min=0, help="train LoRA adapters of this rank; 0: all weights")] = 0,
-    freeze_embeddings: Annotated[
-        bool, typer.Option("--freeze-embeddings", help="do not train the embeddings")
-    ] = False,
-    layer_decay: Annotated[
-        float, typer.Option(help="learning rate of a layer as a share of that of the layer above")
-    ] = 1.0,
-    rope_base: Annotated[
-        float, typer.Option(min=0, help="base of the rotary embeddings; 0: unchanged")
-    ] = 0.0,
-    windows: Annotated[
-        str, typer.Option(help="make sliding windows symmetric, or full attention")
-    ] = "symmetric",
-    gguf: Annotated[
-        str, typer.Option(metavar="FILE", help="read this GGUF file of the folder or repository")
-    ] = "",
-    text: Annotated[str, typer.Option(help="column or field with the text")] = "",
-    heldout: Annotated[str, typer.Option(help="held-out file or folder; default: 1 document of 1,000")] = "",
-    heldout_tokens: Annotated[
-        int, typer.Option(min=0, help="tokens for held-out losses; 0: 131,072, on a CPU 8,192")
-    ] = 0,
-    tokens: Annotated[
-        int, typer.Option(min=0, help="tokenize at most this many tokens; 0: the whole corpus")
-    ] = 0,
-    precision: Annotated[str, typer.Option(help="fp32 or bf16; default: bf16, on a CPU fp32")] = "",
-    seed: Annotated[int, typer.Option(help="of data order, masks and new weights")] = 42,
-    tasks: Annotated[
-        str, typer.Option(help="fine-tune before and after on these tasks, as `evaluate` does")
-    ] = "",
-    lrs: Annotated[
-        str, typer.Option(help="with --tasks: learning rates, comma-separated")
-    ] = "2e-5,5e-5,1e-4",
-    seeds: Annotated[str, typer.Option(help="with --tasks: seeds, comma-separated or as 0-4")] = "0-2",
-    task_steps: Annotated[
-        int, typer.Option(min=0, help="with --tasks: steps per task; 0: the task's own")
-    ] = 0,
+    objective: str = Option("mlm", help="mlm, or mntp: predict each masked token one position before"),
+    ratio: float = Option(0.4, help="share of tokens that is masked"),
+    lr: float = Option(0.0, min=0, help="peak learning rate; 0: 2e-4, or 1e-3 with --lora"),
+    length: int = Option(0, min=0, help="tokens per row; 0: the model's context, at most 1,024"),
+    batch: int = Option(0, min=0, help="rows per step; 0: 32"),
+    warmup: float = Option(0.05, min=0, max=0.99, help="share of the steps"),
+    decay: float = Option(0.2, min=0, max=0.99, help="share of the steps, at the end"),
+    lora: int = Option(0, min=0, help="train LoRA adapters of this rank; 0: all weights"),
+    freeze_embeddings: bool = Option(False, "--freeze-embeddings", help="do not train the embeddings"),
+    layer_decay: float = Option(1.0, help="learning rate of a layer as a share of that of the layer above"),
+    rope_base: float = Option(0.0, min=0, help="base of the rotary embeddings; 0: unchanged"),
+    windows: str = Option("symmetric", help="make sliding windows symmetric, or full attention"),
+    gguf: str = Option("", metavar="FILE", help="read this GGUF file of the folder or repository"),
+    text: str = Option("", help="column or field with the text"),
+    heldout: str = Option("", help="held-out file or folder; default: 1 document of 1,000"),
+    heldout_tokens: int = Option(0, min=0, help="tokens for held-out losses; 0: 131,072, on a CPU 8,192"),
+    tokens: int = Option(0, min=0, help="tokenize at most this many tokens; 0: the whole corpus"),
+    precision: str = Option("", help="fp32 or bf16; default: bf16, on a CPU fp32"),
+    seed: int = Option(42, help="of data order, masks and new weights"),
+    tasks: str = Option("", help="fine-tune before and after on these tasks, as `evaluate` does"),
+    lrs: str = Option("2e-5,5e-5,1e-4", help="with --tasks: learning rates, comma-separated"),
+    seeds: str = Option("0-2", help="with --tasks: seeds, comma-separated or as 0-4"),
+    task_steps: int = Option(0, min=0, help="with --tasks: steps per task; 0: the task's own"),
     data: Data = None,
     for_time: ForTime = "",
-    processes: Annotated[int, typer.Option(min=1, help="processes that train together (torchrun)")] = 1,
+    processes: int = Option(1, min=1, help="processes that train together (torchrun)"),
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Turn a decoder into an encoder by continued masked pretraining, as a study of one run."""
     from biphase.cluster import launch
     from biphase.store import Store
-    from biphase.study.build import AdaptOptions, CorpusOptions, adaptation, before_after, finetuning
+    from biphase.study.build import AdaptOptions, adaptation, before_after, finetuning
     from biphase.study.datasets import tasks_named
-    from biphase.study.plan import PLAN, identities, make_plan
 
     limit = launch.seconds(for_time) if for_time else None
     options = AdaptOptions(
         steps=steps, objective=objective, ratio=ratio, lr=lr, length=length, batch_rows=batch, warmup=warmup,
         decay=decay, lora=lora, freeze_embeddings=freeze_embeddings, layer_decay=layer_decay, rope_base=rope_base,
-        precision=precision, seed=seed, heldout_tokens=heldout_tokens,
+        precision=precision, seed=seed, heldout_tokens=heldout_tokens, corpus=corpus, text=text, heldout=heldout,
+        tokens=tokens, gguf=gguf, windows=windows,
     )  # fmt: skip
     chosen = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
     grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0) if chosen else None
-    source = CorpusOptions(corpus, text, heldout, tokens)
     store = Store.open(store_folder)
-    study = adaptation(model, source, options, store, gguf=gguf, windows=windows, finetune=grid)
-    known = identities(store)
-    plan = make_plan(study, known)
-
-    from biphase.training.options import RuntimeOptions
-
+    study = adaptation(model, options, store, grid)
     at = "" if with_store(Path("x"), store_folder) == "x" else f" --store {shlex.quote(str(store_folder))}"
-    compute(
-        plan, store, known, RuntimeOptions(quiet=quiet), jobs=set(plan.jobs), results=set(plan.results.values()),
-        processes=processes, limit=limit, command=shlex.join(["adapt", *sys.argv[2:]]),
-        study=with_store(store.studies / study.name / PLAN, store_folder), as_json=as_json,
-        more=lambda: before_after(plan, store, at), more_json=lambda: {"key": plan.results[study.runs[-1].name]},
+    _compute(
+        "adapt", study, store, pretrains=True, quiet=quiet, processes=processes, limit=limit, as_json=as_json,
+        more=lambda plan: before_after(plan, store, at),
+        more_json=lambda plan: {"key": plan.results[study.runs[-1].name]},
     )  # fmt: skip
 
 
@@ -121,54 +89,34 @@ LRS, SEEDS = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4", "0-4"
 @app.command()
 def evaluate(
     model: Model,
-    tasks: Annotated[
-        str,
-        typer.Option(
-            help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
-        ),
-    ],
+    tasks: str = Option(
+        ..., help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
+    ),
     store_folder: StoreFolder = DEFAULT_STORE,
-    lrs: Annotated[str, typer.Option(help="learning rates, comma-separated", show_default=LRS)] = "",
-    seeds: Annotated[str, typer.Option(help="seeds, comma-separated or as 0-4", show_default=SEEDS)] = "",
-    steps: Annotated[int, typer.Option(min=0, help="fine-tuning steps per task; 0: the task's own")] = 0,
-    protocol: Annotated[str, typer.Option(help="standard or paper, see docs/tasks.md")] = "standard",
-    precision: Annotated[
-        str, typer.Option(help="fp32, bf16 or pure-bf16; default: the protocol's, on a CPU fp32")
-    ] = "",
-    length: Annotated[
-        int, typer.Option(min=0, help="longest input in tokens; 0: 99% of the model's context")
-    ] = 0,
-    documents: Annotated[
-        str, typer.Option(help="retrieve among judged or all; default: the protocol's")
-    ] = "",
+    lrs: str = Option("", help="learning rates, comma-separated", show_default=LRS),
+    seeds: str = Option("", help="seeds, comma-separated or as 0-4", show_default=SEEDS),
+    steps: int = Option(0, min=0, help="fine-tuning steps per task; 0: the task's own"),
+    protocol: str = Option("standard", help="standard or paper, see docs/tasks.md"),
+    precision: str = Option("", help="fp32, bf16 or pure-bf16; default: the protocol's, on a CPU fp32"),
+    length: int = Option(0, min=0, help="longest input in tokens; 0: 99% of the model's context"),
+    documents: str = Option("", help="retrieve among judged or all; default: the protocol's"),
     data: Data = None,
-    test: Annotated[Path | None, typer.Option(help="own data: file with the test examples")] = None,
-    family: Annotated[
-        str, typer.Option(help="own data: SC, TC, QA or IR, if the columns are ambiguous")
-    ] = "",
-    text: Annotated[
-        str,
-        typer.Option(
-            help="own data: text column or template; TC: column of words; QA: text before the context; IR: documents"
-        ),
-    ] = "",
-    label: Annotated[str, typer.Option(help="own data: column of labels, tags or answers")] = "",
-    labels: Annotated[
-        str, typer.Option(help="own data: names of numbered labels in order, comma-separated")
-    ] = "",
-    query: Annotated[str, typer.Option(help="own retrieval data: template of the queries")] = "",
-    trained_on: Annotated[
-        str,
-        typer.Option(
-            help="own data: score the model fine-tuned on this task, without training on the folder"
-        ),
-    ] = "",
-    zero_shot: Annotated[
-        bool, typer.Option("--zero-shot", help="retrieval: score the model without training")
-    ] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="print how the data are read, and stop")] = False,
+    test: Path | None = Option(None, help="own data: file with the test examples"),
+    family: str = Option("", help="own data: SC, TC, QA or IR, if the columns are ambiguous"),
+    text: str = Option(
+        "",
+        help="own data: text column or template; TC: column of words; QA: text before the context; IR: documents",
+    ),
+    label: str = Option("", help="own data: column of labels, tags or answers"),
+    labels: str = Option("", help="own data: names of numbered labels in order, comma-separated"),
+    query: str = Option("", help="own retrieval data: template of the queries"),
+    trained_on: str = Option(
+        "", help="own data: score the model fine-tuned on this task, without training on the folder"
+    ),
+    zero_shot: bool = Option(False, "--zero-shot", help="retrieval: score the model without training"),
+    dry_run: bool = Option(False, "--dry-run", help="print how the data are read, and stop"),
     for_time: ForTime = "",
-    processes: Annotated[int, typer.Option(min=1, help="processes that fine-tune in parallel")] = 1,
+    processes: int = Option(1, min=1, help="processes that fine-tune in parallel"),
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -176,15 +124,12 @@ def evaluate(
     from biphase.cluster import launch
     from biphase.store import Store
     from biphase.study.build import evaluation, finetuning
-    from biphase.study.datasets import tasks_named
+    from biphase.study.datasets import OwnData, tasks_named
     from biphase.study.load import run_named
-    from biphase.study.plan import PLAN, identities, make_plan
 
     limit = launch.seconds(for_time) if for_time else None
-    chosen = tasks_named(
-        tasks, data=data, family=family, text=text, label=label, labels=labels, test=test, trained_on=trained_on,
-        query=query, lrs=lrs, seeds=seeds, steps=steps, zero_shot=zero_shot,
-    )  # fmt: skip
+    own = OwnData(family, text, label, labels, test, trained_on, query, zero_shot)
+    chosen = tasks_named(tasks, own, data=data, steps=steps, lrs=lrs, seeds=seeds)
     default = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
     precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
     grid = finetuning(chosen, lrs or default[0], seeds or default[1], protocol, precision, documents, length)
@@ -193,15 +138,23 @@ def evaluate(
         run_named(model, store, note=False)
         _describe_datasets(grid, as_json=as_json)
         return
-    known = identities(store)
-    plan = make_plan(evaluation(model, grid, store), known)
+    _compute(
+        "evaluate", evaluation(model, grid, store), store, pretrains=False, quiet=quiet, processes=processes,
+        limit=limit, as_json=as_json, describe_tasks=True,
+    )  # fmt: skip
 
+
+def _compute(verb: str, study: Study, store: Store, *, pretrains: bool, quiet: bool, **work: Any) -> None:
+    """Compute the study of one model; `pretrains`: also its training jobs. `work`: further arguments of `compute`."""
+    from biphase.study.plan import PLAN, identities, make_plan
     from biphase.training.options import RuntimeOptions
 
+    known = identities(store)
+    plan = make_plan(study, known)
     compute(
-        plan, store, known, RuntimeOptions(quiet=quiet), jobs=set(), results=set(plan.results.values()),
-        processes=processes, limit=limit, command=shlex.join(["evaluate", *sys.argv[2:]]),
-        study=with_store(store.studies / plan.study.name / PLAN, store_folder), as_json=as_json, describe_tasks=True,
+        plan, store, known, RuntimeOptions(quiet=quiet), jobs=set(plan.jobs) if pretrains else set(),
+        results=set(plan.results.values()), command=shlex.join([verb, *sys.argv[2:]]),
+        study=with_store(store.studies / study.name / PLAN, store.root), **work,
     )  # fmt: skip
 
 
@@ -212,7 +165,7 @@ def _describe_datasets(grid: Finetune, *, as_json: bool) -> None:
     from biphase.study.datasets import describe
     from biphase.text import counted
 
-    datasets = describe(grid.tasks, download=True)
+    datasets = [describe(task, download=True) for task in grid.tasks]
     trained = sum(task.is_trained for task in grid.tasks) * len(grid.lrs) * len(grid.seeds)
     count = counted(trained, "fine-tuning") if trained else counted(len(datasets), "score")
     lines = [line for dataset in datasets for line in dataset.lines()]
@@ -224,23 +177,17 @@ def _describe_datasets(grid: Finetune, *, as_json: bool) -> None:
 
 @app.command()
 def export(
-    key: Annotated[
-        str,
-        typer.Argument(
-            metavar="KEY", help="first digits of the key of a checkpoint, or of a trial (fine-tuned)"
-        ),
-    ],
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="folder to write; must not exist")],
+    key: str = Argument(
+        ..., metavar="KEY", help="first digits of the key of a checkpoint, or of a trial (fine-tuned)"
+    ),
+    folder: Path = Argument(..., metavar="FOLDER", help="folder to write; must not exist"),
     store_folder: StoreFolder = DEFAULT_STORE,
-    task: Annotated[
-        str,
-        typer.Option(help="of a checkpoint: its model fine-tuned on this task, chosen by validation scores"),
-    ] = "",
-    onnx: Annotated[bool, typer.Option("--onnx", help="also write onnx/model.onnx")] = False,
-    push: Annotated[
-        str, typer.Option(metavar="REPO", help="then upload it to the hub as owner/name, private")
-    ] = "",
-    public: Annotated[bool, typer.Option("--public", help="with --push: visible to everybody")] = False,
+    task: str = Option(
+        "", help="of a checkpoint: its model fine-tuned on this task, chosen by validation scores"
+    ),
+    onnx: bool = Option(False, "--onnx", help="also write onnx/model.onnx"),
+    push: str = Option("", metavar="REPO", help="then upload it to the hub as owner/name, private"),
+    public: bool = Option(False, "--public", help="with --push: visible to everybody"),
 ) -> None:
     """Write a trained model as a folder for transformers and sentence-transformers, verified by loading it."""
     from biphase.errors import SpecError

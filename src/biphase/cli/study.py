@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer import Argument, Option
 
 from biphase.cli.app import (
     DEFAULT_STORE,
@@ -35,27 +36,22 @@ if TYPE_CHECKING:
     from biphase.study.worker import Outcome
     from biphase.training.options import RuntimeOptions
 
-Only = Annotated[str, typer.Option(help="only results whose name matches, e.g. 'clm-10k-*'")]
-ForTime = Annotated[
-    str, typer.Option("--for", metavar="TIME", help="stop after e.g. 9m or 2h, with a checkpoint")
-]
-Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress within a job")]
+Only = Annotated[str, Option(help="only results whose name matches, e.g. 'clm-10k-*'")]
+ForTime = Annotated[str, Option("--for", metavar="TIME", help="stop after e.g. 9m or 2h, with a checkpoint")]
+Quiet = Annotated[bool, Option("--quiet", help="show no progress within a job")]
 
 
 @app.command()
 def plan(
     study_file: StudyFile,
     store_folder: StoreFolder = DEFAULT_STORE,
-    device: Annotated[str, typer.Option(help="estimate costs on this device; default: this machine's")] = "",
-    efficiency: Annotated[
-        float | None,
-        typer.Option(
-            min=0.001, max=1, help="estimate from FLOPs at this share of the device's peak, e.g. 0.4"
-        ),
-    ] = None,
-    gpus: Annotated[
-        int, typer.Option(min=0, help="elapsed time on this many GPUs, and memory and time of one job on all")
-    ] = 0,
+    device: str = Option("", help="estimate costs on this device; default: this machine's"),
+    efficiency: float | None = Option(
+        None, min=0.001, max=1, help="estimate from FLOPs at this share of the device's peak, e.g. 0.4"
+    ),
+    gpus: int = Option(
+        0, min=0, help="elapsed time on this many GPUs, and memory and time of one job on all"
+    ),
     verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
@@ -63,9 +59,10 @@ def plan(
     from biphase.papers import papers_of
     from biphase.report import verdicts
     from biphase.report.evidence import gather
-    from biphase.study.describe import bill, plan_json, render
+    from biphase.study.describe import plan_json, render
     from biphase.study.ledger import count, settled
-    from biphase.study.prices import ManyGpus, gpus_at_hand
+    from biphase.study.many_gpus import ManyGpus, gpus_at_hand
+    from biphase.study.prices import bill
 
     plan, store, _ = planned(study_file, store_folder, verify=verify)
     tuned = count(plan, store)
@@ -94,36 +91,29 @@ def run(
     store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
     for_time: ForTime = "",
-    processes: Annotated[int, typer.Option(min=1, help="processes that train together (torchrun)")] = 1,
-    shard: Annotated[
-        str,
-        typer.Option(
-            metavar="none|full|hybrid[:K]",
-            help="distribute weights and optimizer state over the processes (FSDP2)",
-        ),
-    ] = "none",
-    recompute: Annotated[
-        bool, typer.Option("--recompute", help="recompute activations: less memory, a third more FLOPs")
-    ] = False,
-    loaders: Annotated[int, typer.Option(min=0, help="threads that prepare batches")] = 1,
-    micro_batch: Annotated[int, typer.Option(min=0, help="rows per micro-batch; 0: chosen by memory")] = 0,
-    checkpoint: Annotated[
-        str, typer.Option(metavar="TIME|STEPS", help="time or steps between checkpoints")
-    ] = "10m",
-    compiled: Annotated[
-        bool | None,
-        typer.Option(
-            "--compile/--no-compile", help="torch.compile; default: on CUDA without our own kernels"
-        ),
-    ] = None,
-    deterministic: Annotated[
-        bool, typer.Option("--deterministic", help="bitwise reproducible pretraining on a GPU; slower")
-    ] = False,
+    processes: int = Option(1, min=1, help="processes that train together (torchrun)"),
+    shard: str = Option(
+        "none",
+        metavar="none|full|hybrid[:K]",
+        help="distribute weights and optimizer state over the processes (FSDP2)",
+    ),
+    recompute: bool = Option(
+        False, "--recompute", help="recompute activations: less memory, a third more FLOPs"
+    ),
+    loaders: int = Option(1, min=0, help="threads that prepare batches"),
+    micro_batch: int = Option(0, min=0, help="rows per micro-batch; 0: chosen by memory"),
+    checkpoint: str = Option("10m", metavar="TIME|STEPS", help="time or steps between checkpoints"),
+    compiled: bool | None = Option(
+        None, "--compile/--no-compile", help="torch.compile; default: on CUDA without our own kernels"
+    ),
+    deterministic: bool = Option(
+        False, "--deterministic", help="bitwise reproducible pretraining on a GPU; slower"
+    ),
     quiet: Quiet = False,
     verify: Verify = False,
-    slurm: Annotated[
-        Path | None, typer.Option(metavar="PROFILE", help="submit workers as Slurm jobs by this TOML file")
-    ] = None,
+    slurm: Path | None = Option(
+        None, metavar="PROFILE", help="submit workers as Slurm jobs by this TOML file"
+    ),
 ) -> None:
     """Compute what is missing. Stop it at any time; the same command resumes."""
     if deterministic:  # cuBLAS reads it once, at its first matrix product
@@ -144,18 +134,10 @@ def run(
             "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic,
             "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
-        command_path = with_store(study_file, store_folder)
         _submit(
-            plan,
-            store,
-            slurm,
-            processes,
-            command_path,
-            jobs=jobs,
-            results=results,
-            options=typed,
-            sharding=sharding,
-        )
+            plan, store, slurm, processes, with_store(study_file, store_folder), jobs=jobs, results=results,
+            options=typed, sharding=sharding,
+        )  # fmt: skip
         return
     options = RuntimeOptions(
         loaders=loaders, micro_rows=micro_batch, checkpoint_steps=steps, checkpoint_seconds=seconds,
@@ -191,8 +173,8 @@ def compute(
     command: str,
     study: str,
     as_json: bool = False,
-    more: Callable[[], list[str]] = list,
-    more_json: Callable[[], dict[str, Any]] = dict,
+    more: Callable[[Plan], list[str]] = lambda plan: [],
+    more_json: Callable[[Plan], dict[str, Any]] = lambda plan: {},
     **work: Any,
 ) -> None:
     """Run a worker, print its outcome, and exit.
@@ -201,15 +183,18 @@ def compute(
     verb adds. `work`: further arguments of `run_plan`.
     """
     from biphase.study.describe import closing, status_json
-    from biphase.study.ledger import survey_trials
     from biphase.study.worker import run_plan
 
     def summarize(outcome: Outcome) -> None:
         text = closing(
             plan, store, outcome.failed, stopped=outcome.stopped, command=command, study=study,
-            tuned=survey_trials(plan, store), unsaved=outcome.unsaved,
+            unsaved=outcome.unsaved,
         )  # fmt: skip
-        give(as_json, lambda: more_json() | status_json(plan, store), lambda: "\n".join([text, *more()]))
+        give(
+            as_json,
+            lambda: more_json(plan) | status_json(plan, store),
+            lambda: "\n".join([text, *more(plan)]),
+        )
 
     run_plan(plan, store, identities, options, say=tell, summarize=summarize, **work)
 
@@ -260,10 +245,8 @@ def status(
 def stop(
     study_file: StudyFile,
     store_folder: StoreFolder = DEFAULT_STORE,
-    wait: Annotated[str, typer.Option(metavar="TIME", help="how long to wait for the workers to end")] = "5m",
-    now: Annotated[
-        bool, typer.Option("--now", help="kill them: steps since the last checkpoint are lost")
-    ] = False,
+    wait: str = Option("5m", metavar="TIME", help="how long to wait for the workers to end"),
+    now: bool = Option(False, "--now", help="kill them: steps since the last checkpoint are lost"),
 ) -> None:
     """Stop all workers of a study, also in Slurm, after their current step and with a checkpoint."""
     from biphase.cluster.launch import seconds
@@ -294,17 +277,12 @@ def stop(
 def report(
     study_file: StudyFile,
     store_folder: StoreFolder = DEFAULT_STORE,
-    out: Annotated[
-        Path | None, typer.Option(help="folder to write to; default: studies/NAME/report in the store")
-    ] = None,
-    print_figures: Annotated[
-        bool, typer.Option("--print/--no-print", help="also draw the figures as SVG and PDF")
-    ] = True,
-    watch: Annotated[
-        bool,
-        typer.Option("--watch", help="serve the page from this machine and refresh it while the study runs"),
-    ] = False,
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="with --watch; 0: any free port")] = 8_642,
+    out: Path | None = Option(None, help="folder to write to; default: studies/NAME/report in the store"),
+    print_figures: bool = Option(True, "--print/--no-print", help="also draw the figures as SVG and PDF"),
+    watch: bool = Option(
+        False, "--watch", help="serve the page from this machine and refresh it while the study runs"
+    ),
+    port: int = Option(8_642, min=0, max=65_535, help="with --watch; 0: any free port"),
     as_json: AsJson = False,
 ) -> None:
     """Write the report of a study: verdicts, statistics, figures and tables, as one offline HTML page."""
@@ -348,12 +326,12 @@ SHOWN = 5  # results listed of those that a merge left unchanged
 @ledger.command()
 def pack(
     study_file: StudyFile,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="file to write, e.g. results.tar.zst")],
+    file: Path = Argument(..., metavar="FILE", help="file to write, e.g. results.tar.zst"),
     store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
-    without_examples: Annotated[
-        bool, typer.Option("--without-examples", help="leave out the scores of single examples; much smaller")
-    ] = False,
+    without_examples: bool = Option(
+        False, "--without-examples", help="leave out the scores of single examples; much smaller"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Pack what a report of the study needs elsewhere, without weights, into one file."""
@@ -386,7 +364,7 @@ def _packed(packed: PackSummary, file: Path) -> str:
 
 @ledger.command()
 def merge(
-    files: Annotated[list[Path], typer.Argument(metavar="FILE...", help="files from `ledger pack`")],
+    files: list[Path] = Argument(..., metavar="FILE...", help="files from `ledger pack`"),
     store_folder: StoreFolder = DEFAULT_STORE,
     as_json: AsJson = False,
 ) -> None:

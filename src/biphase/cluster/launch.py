@@ -5,8 +5,7 @@
 `Stop` decides when a worker ends. `in_processes` runs a command in several processes that train together: a child
 process (`main`) calls torchrun and prints one error line instead of its traceback. The processes report to that parent
 through files, whose path is in the environment: `report_to_parent` leaves one error line, which the parent prints
-once; `note_beginning` and `note_ending` record how each process ended, since torchrun reports only that there was a
-signal. When one process refuses its input or dies, torchrun ends the others, and the next start resumes from the last
+once; `note` records that a process began and how it ended, since torchrun reports only that there was a signal. When one process refuses its input or dies, torchrun ends the others, and the next start resumes from the last
 checkpoint.
 """
 
@@ -23,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from biphase.errors import SpecError
 from biphase.leases import descendants, end_with_parent
@@ -53,17 +52,8 @@ def report_to_parent(line: str) -> bool:
     return Path(path).is_file()
 
 
-def note_beginning() -> None:
-    """Record that from now on a signal stops this process cleanly."""
-    _note("begun", "")
-
-
-def note_ending(code: int) -> None:
-    """Record that this process reached its end with this exit code."""
-    _note("ended", str(code))
-
-
-def _note(event: str, text: str) -> None:
+def note(event: Literal["begun", "ended"], text: str = "") -> None:
+    """Record that from now on a signal stops this process cleanly, or that it ended, and with which exit code."""
     path, rank = os.environ.get(ERROR_FILE), os.environ.get("RANK")
     if path and rank:
         Path(f"{path}.{event}.{rank}").write_text(text, encoding="utf-8")

@@ -28,7 +28,6 @@ from __future__ import annotations
 import re
 import secrets
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -94,9 +93,6 @@ class Profile:
                 raise SpecError(f"{field.name} = {value} is too small; type for example {field.name} = 1")
             if isinstance(value, str) and re.search(r'["\x00-\x1f\x7f]', value):
                 raise SpecError(f"{field.name} must be one line without quotation marks, not {value!r}")
-            if field.name in ("memory", "gpu_type") and re.search(r"\s", value):
-                joined = "".join(value.split())
-                raise SpecError(f'{field.name} = {value!r} has spaces; type {field.name} = "{joined}"')
         if self.gpus and self.processes and self.processes != self.gpus:
             raise SpecError(
                 f"processes = {self.processes} does not fit gpus = {self.gpus}: a worker uses one GPU in each process; "
@@ -316,22 +312,21 @@ def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Q
         text = _run("squeue", "--noheader", "--array", f"--name={','.join(names)}", f"--Format={columns}")
     except ClusterError as error:
         return Queue(problem=str(error), submitted=True)
-    rows = [line.split("|") for line in text.splitlines() if line.count("|") >= len(COLUMNS)]
-    return Queue(tuple(_job(row) for row in rows), submitted=True)
-
-
-def _job(row: list[str]) -> Job:
-    id, state, reason, nodes, restarts, used, left = (cell.strip() for cell in row[: len(COLUMNS)])
-    reason = "" if reason == "None" else reason
-    return Job(id, state.lower(), reason, nodes, int(restarts) if restarts.isdigit() else 0, used, left)
+    jobs = []
+    for line in text.splitlines():
+        cells = [cell.strip() for cell in line.split("|")]
+        if len(cells) > len(COLUMNS):
+            id, state, reason, nodes, restarts, used, left = cells[: len(COLUMNS)]
+            reason = "" if reason == "None" else reason
+            restarted = int(restarts) if restarts.isdigit() else 0
+            jobs.append(Job(id, state.lower(), reason, nodes, restarted, used, left))
+    return Queue(tuple(jobs), submitted=True)
 
 
 def submit(
     profile: Profile, store: Store, study: str, *, jobs: int, arguments: list[str]
 ) -> tuple[str, Path]:
     """Submit an array of workers to Slurm; return its job id and its script."""
-    if shutil.which("sbatch") is None:
-        raise ClusterError(_absent("sbatch"))
     submission = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
     path = folder(store, study).resolve()
     path.mkdir(parents=True, exist_ok=True)
@@ -398,20 +393,17 @@ def as_json(queue: Queue) -> dict[str, Any]:
 
 
 def _run(command: str, *arguments: str) -> str:
-    """Run a Slurm command and return its output."""
     try:
         ended = subprocess.run(
             [command, *arguments], capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
     except FileNotFoundError:
-        raise ClusterError(_absent(command)) from None
+        raise ClusterError(
+            f"{command} is not on this machine; type the command where Slurm's are, usually a login node"
+        ) from None
     except subprocess.TimeoutExpired:
         raise Unanswered(f"{command} did not answer within {TIMEOUT} s; try again, or ask: sinfo") from None
     if ended.returncode:
         message = " ".join(ended.stderr.split()) or f"it ended with {ended.returncode}"
         raise ClusterError(f"{command} failed: {message}; ask: sinfo")
     return ended.stdout
-
-
-def _absent(command: str) -> str:
-    return f"{command} is not on this machine; type the command where Slurm's are, usually a login node"

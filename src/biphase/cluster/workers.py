@@ -4,8 +4,8 @@
     studies/<name>/stop.json                the workers and Slurm submissions that shall stop
 
 `WorkerRegistry` lists the workers, `WorkerHeartbeat` registers this one, and `WorkerStopper` ends them. A stop request
-names the workers it is for. Names are never reused, so a worker that starts later ignores old requests, and these need
-not be cleared.
+names the workers it is for. Names are never reused, so a worker that starts later ignores old requests, and these are
+not cleared: a worker that was suspended, or a job that Slurm requeues, still finds its name.
 """
 
 from __future__ import annotations
@@ -74,7 +74,6 @@ class WorkerRegistry:
         self.file(worker).unlink(missing_ok=True)
 
     def request(self) -> StopRequest:
-        """Return the current stop request."""
         try:
             request = read_json(self._request)
             return StopRequest(frozenset(request["workers"]), frozenset(request["submissions"]))
@@ -85,9 +84,6 @@ class WorkerRegistry:
         self.folder.mkdir(parents=True, exist_ok=True)
         content = {"workers": sorted(request.workers), "submissions": sorted(request.submissions)}
         write_json(self._request, content | {"at": time.strftime("%FT%TZ", time.gmtime())})
-
-    def withdraw(self) -> None:
-        self._request.unlink(missing_ok=True)
 
 
 class WorkerHeartbeat:
@@ -119,7 +115,6 @@ class WorkerHeartbeat:
         return self._asked
 
     def leave(self) -> None:
-        """Unregister."""
         if self._lease:
             self._lease.release()
 
@@ -143,9 +138,9 @@ def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
 # jobs leave the queue. Then `stop` waits until all are gone.
 
 
-POLL_SECONDS = 0.5
+POLL_SECONDS = 0.5  # between two looks at the workers
 PROGRESS_EVERY = 5.0  # seconds between two progress lines
-SLURM_EVERY = 2.0  # seconds between two queries to Slurm
+SLURM_SECONDS = 2.0  # the same if Slurm is queried too
 
 
 @dataclass(frozen=True)
@@ -168,7 +163,7 @@ class WorkerStopper:
         self.refused = ""  # Slurm's error when it was asked to end a job
         self.silent: set[str] = set()
         self.beats: dict[str, tuple[int, float]] = {}  # worker → its last heartbeat, and when we first saw it
-        self.queue, self.queue_at, self.queue_notified = slurm.Queue(), -SLURM_EVERY, False
+        self.queue = slurm.Queue()
 
     def stop(self, wait: float) -> Ended:
         """Ask all workers to stop, and wait for at most `wait` seconds."""
@@ -178,7 +173,7 @@ class WorkerStopper:
             workers = self.registry.workers()
             submissions = frozenset(slurm.submissions(self.store, self.study))
             self.named = StopRequest(frozenset(workers), submissions)
-            self._query_queue()
+            self.queue = slurm.queue_of(self.store, self.study, submissions)
             outside = sum(worker.startswith(HERE) for worker in workers)  # workers not started by Slurm
             # All jobs of the queue, since a completing one may be requeued.
             asked = outside + max(len(self.queue.jobs), len(workers) - outside)
@@ -189,19 +184,8 @@ class WorkerStopper:
             when = "" if self.now else " after the current step"
             self.say(f"asked {counted(asked, 'worker')} to stop{when}")
         left = self._wait(wait)
-        if not left and not self.silent and not self.queue.problem:
-            with control(self.store, self.study):
-                self._withdraw()
         problem = self.queue.problem or (self.refused if left else "")
         return Ended(asked, tuple(left), len(self.silent), problem)
-
-    def _withdraw(self) -> None:
-        """Remove the request, unless a worker that it names is present: an earlier stop may have named more workers."""
-        request = self.registry.request()
-        queue = slurm.queue_of(self.store, self.study, request.submissions)
-        present = any(request.names(worker, worker.split(".")[0]) for worker in self.registry.workers())
-        if not present and not queue.jobs and not queue.problem:
-            self.registry.withdraw()
 
     def _wait(self, wait: float) -> list[str]:
         began = shown = time.monotonic()
@@ -214,7 +198,7 @@ class WorkerStopper:
                 shown = now
                 names = "; ".join(left[:4]) + (" …" if left[4:] else "")
                 self.say(f"  {duration(now - began)}: waiting for {names}")
-            time.sleep(POLL_SECONDS)
+            time.sleep(SLURM_SECONDS if self.named.submissions else POLL_SECONDS)
 
     def _notify(self) -> list[str]:
         """Notify the workers and jobs that have not been notified; return those still present."""
@@ -226,7 +210,8 @@ class WorkerStopper:
         }
         for worker, holder in workers.items():
             self._signal(worker, holder)
-        self._query_queue()
+        # Only the named submissions: what is submitted while we wait is not included.
+        self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
         self._notify_jobs()
         gone = {worker for worker, holder in workers.items() if self._is_silent(worker, holder)}
         for worker in gone - self.silent:
@@ -252,18 +237,8 @@ class WorkerStopper:
             else:
                 os.kill(holder.pid, signal.SIGTERM)
 
-    def _query_queue(self) -> None:
-        at = time.monotonic()
-        if at - self.queue_at >= SLURM_EVERY:
-            # Only the named submissions: what is submitted while we wait is not included.
-            self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
-            self.queue_at, self.queue_notified = at, False
-
     def _notify_jobs(self) -> None:
-        """Ask jobs whose state is new to end, once per query of the queue."""
-        if self.queue_notified:
-            return
-        self.queue_notified = True
+        """Ask jobs whose state is new to end."""
         jobs = tuple(job for job in self.queue.active if self.job_states.get(job.id) != job.state)
         try:
             slurm.cancel(jobs) if self.now else slurm.ask_to_end(jobs)

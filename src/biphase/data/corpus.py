@@ -48,7 +48,7 @@ from biphase.metadata import read_card
 from biphase.presets import CORPORA
 from biphase.records import content_key, encode
 from biphase.specs import BPE, Corpus, Pretrained
-from biphase.store import Store, read_checked, read_json, sha256, stamp, with_checksum, write_json
+from biphase.store import Store, read_checked, sha256, stamp, with_checksum, write_json
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
 SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
@@ -57,6 +57,10 @@ _BUILTIN = "builtin:"
 
 class Absent(DataError):
     """The raw files are not on this machine; results made from them may still be in the store."""
+
+
+def _refusal(corpus: Corpus, why: str, kind: type[DataError] = DataError) -> DataError:
+    return kind(f"corpus {corpus.name!r}: {why}")
 
 
 @dataclass(frozen=True)
@@ -97,16 +101,12 @@ class HubSource:
         name, _, tail = rest.partition("@")
         revision, _, pattern = tail.partition("/")
         if not (owner and name and revision and pattern):
-            raise DataError(
-                f"corpus {corpus.name!r}: {corpus.source!r} is not hf://owner/name@revision/glob; correct it"
-            )
+            raise _refusal(corpus, f"{corpus.source!r} is not hf://owner/name@revision/glob; correct it")
         for inside in (pattern, corpus.heldout):
             path = PurePosixPath(inside)
             if path.is_absolute() or ".." in path.parts or inside.startswith("~"):
-                raise DataError(
-                    f"corpus {corpus.name!r}: {inside!r} leaves the repository of {corpus.source}; "
-                    "name files inside it, e.g. heldout='data/test.parquet'"
-                )
+                where = f"leaves the repository of {corpus.source}"
+                raise _refusal(corpus, f"{inside!r} {where}; name files in it, e.g. heldout='test.parquet'")
         return cls(f"{owner}/{name}", revision, pattern)
 
 
@@ -129,14 +129,11 @@ def tokenize_command(corpus: Corpus) -> str:
 
 def resolve(corpus: Corpus, folder: Path | None = None) -> Files:
     """Return the files of a local or built-in corpus, or of a hub corpus in `folder`, a copy of its repository."""
-    root = None
+    root = folder if corpus.hub else None
     if corpus.hub:
         if folder is None:
-            raise DataError(
-                f"corpus {corpus.name!r} is on the hub; type: {tokenize_command(corpus)} --from FOLDER"
-            )
-        base = root = folder
-        source = folder / HubSource.of(corpus).pattern
+            raise _refusal(corpus, f"it is on the hub; type: {tokenize_command(corpus)} --from FOLDER")
+        base, source = folder, folder / HubSource.of(corpus).pattern
     elif corpus.source.startswith(_BUILTIN):
         base, source = ASSETS, ASSETS / corpus.source.removeprefix(_BUILTIN)
     else:
@@ -158,9 +155,7 @@ def _set_apart(corpus: Corpus, train: tuple[File, ...], heldout: tuple[File, ...
     apart = {file.identity for file in heldout}
     left = tuple(file for file in train if file.identity not in apart)
     if not left:
-        raise DataError(
-            f"corpus {corpus.name!r}: all files of {corpus.source!r} are held out; name others in heldout"
-        )
+        raise _refusal(corpus, f"all files of {corpus.source!r} are held out; name others in heldout")
     return Files(left, heldout)
 
 
@@ -171,10 +166,8 @@ def is_pattern(name: str) -> bool:
 def _check_suffix(corpus: Corpus, name: str, where: str) -> None:
     """Raise DataError for a file of an unknown type, so that nothing is left out silently."""
     if not name.lower().endswith(SUFFIXES):
-        raise DataError(
-            f"corpus {corpus.name!r}: {name} in {where} is none of {', '.join(SUFFIXES)}; "
-            "move it away, or name the files by a pattern, e.g. source='folder/*.jsonl.zst'"
-        )
+        why = f"{name} in {where} is none of {', '.join(SUFFIXES)}"
+        raise _refusal(corpus, f"{why}; move it away, or name a pattern, e.g. source='folder/*.jsonl.zst'")
 
 
 def _split(source: Path) -> tuple[Path, tuple[str, ...]]:
@@ -193,29 +186,25 @@ def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[File, ...]:
     base, pattern = _split(source)
     for part in pattern:
         if "**" in part and part != "**":
-            raise DataError(
-                f"corpus {corpus.name!r}: in {source}, ** stands for whole folders; type **/{part.replace('**', '*')}"
-            )
+            mended = part.replace("**", "*")
+            raise _refusal(corpus, f"in {source}, ** stands for whole folders; type **/{mended}")
     if not pattern and source.is_file():
         paths = {source}
     elif not pattern and not source.is_dir():
-        raise Absent(
-            f"corpus {corpus.name!r}: {source} is not there; correct its source, or put the files there"
-        )
+        raise _refusal(corpus, f"{source} is not there; correct its source, or put the files there", Absent)
     else:
         base, pattern = (base, pattern) if pattern else (source, ("**",))
         paths = set(_matching(base, pattern))
     files = []
-    for path in sorted(paths):
+    for path in paths:
         name = path.relative_to(root or base).as_posix()
         if not path.is_file():
-            raise DataError(
-                f"corpus {corpus.name!r}: {path} is no file and no folder (a broken link?); mend it or move it away"
-            )
+            why = "is no file and no folder (a broken link?)"
+            raise _refusal(corpus, f"{path} {why}; mend it or move it away")
         _check_suffix(corpus, name, str(source))
         files.append(File(name, path, path.stat().st_size))
     if not files:  # Absent, since the mount point of an unmounted disk is an empty folder
-        raise Absent(f"corpus {corpus.name!r}: {source} holds no files; put {', '.join(SUFFIXES)} there")
+        raise _refusal(corpus, f"{source} holds no files; put {', '.join(SUFFIXES)} there", Absent)
     return tuple(sorted(files, key=lambda file: file.name))
 
 
@@ -248,12 +237,8 @@ def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
         return
     entries = [folder / part]
     if is_pattern(part):
-        hidden = part.startswith(".")
-        entries = [
-            entry
-            for entry in _entries(folder)
-            if fnmatchcase(entry.name, part) and entry.name.startswith(".") == hidden
-        ]
+        shown = (entry for entry in _entries(folder) if entry.name.startswith(".") == part.startswith("."))
+        entries = [entry for entry in shown if fnmatchcase(entry.name, part)]
     for entry in entries:
         if rest:
             yield from _matching(entry, rest)
@@ -280,9 +265,8 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
     except DataError:
         raise
     except Exception as wrong:  # the hub library raises many types: offline, refused, absent, rate limits
-        raise DataError(
-            f"corpus {corpus.name!r} cannot be listed on the hub ({one_line(wrong)}); {_offline(corpus)}"
-        ) from wrong
+        why = f"it cannot be listed on the hub ({one_line(wrong)})"
+        raise _refusal(corpus, f"{why}; {_offline(corpus)}") from wrong
     return _set_apart(corpus, train, heldout)
 
 
@@ -315,7 +299,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
             _check_suffix(corpus, name, corpus.source)
             files.append(File(name, path, int(entry["size"]), filesystem, remedy))
     if not files:
-        raise DataError(f"corpus {corpus.name!r}: no file of {root} matches {pattern!r}; correct its source")
+        raise _refusal(corpus, f"no file of {root} matches {pattern!r}; correct its source")
     return tuple(files)
 
 
@@ -362,11 +346,8 @@ def corpus_fingerprint(corpus: Corpus, store: Store, *, again: bool = False) -> 
         return link["fingerprint"]
     try:
         return _content(resolve(corpus, Path(link["folder"]) if link else None), store, again=again)
-    except Absent:
-        recorded = link["fingerprint"] if link else _recorded(corpus, store, "fingerprint")
-        if not recorded:
-            raise
-        return recorded
+    except Absent as absent:
+        return link["fingerprint"] if link else _recorded(corpus, store, "fingerprint", absent)
 
 
 def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again: bool = False) -> str:
@@ -378,11 +359,8 @@ def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again
         return content_key({"tokenizer": tokenizer.source, "revision": tokenizer.revision})
     try:
         paths = tokenizer_files(tokenizer)
-    except Absent:
-        recorded = _recorded(corpus, store, "tokenizer_fingerprint")
-        if not recorded:
-            raise
-        return recorded
+    except Absent as absent:
+        return _recorded(corpus, store, "tokenizer_fingerprint", absent)
     cache = HashMemory(store, again=again)
     hashes = [[name, cache.sha256(path)] for name, path in paths.items()]
     cache.save()
@@ -420,20 +398,14 @@ def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
 def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
     """Make `folder`, a copy of the repository or of a part of it, replace this hub corpus in this store."""
     if not corpus.hub:
-        raise DataError(
-            f"corpus {corpus.name!r} is not on the hub, its source is {corpus.source!r}; leave out --from"
-        )
+        raise _refusal(corpus, f"it is not on the hub, its source is {corpus.source!r}; leave out --from")
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; --from takes a copy of the repository of {corpus.source}")
     folder = folder.resolve()
+    content = _content(resolve(corpus, folder), store)
+    link = {"source": corpus.source, "heldout": corpus.heldout, "folder": str(folder), "fingerprint": content}
     path = link_path(corpus, store)
     path.parent.mkdir(parents=True, exist_ok=True)
-    link = {
-        "source": corpus.source,
-        "heldout": corpus.heldout,
-        "folder": str(folder),
-        "fingerprint": _content(resolve(corpus, folder), store),
-    }
     write_json(path, with_checksum(link))
 
 
@@ -456,20 +428,17 @@ class HashMemory:
     def __init__(self, store: Store, *, again: bool = False) -> None:
         self.path = store.root / "corpora" / "cache.json"
         self.hashed, self.again = store.hashed, again or store.verify
-        self.entries: dict[str, Any] = {}
+        self.entries: dict[str, Any] = {}  # of each path, its stamp and its hash
         self.changed = False
-        with contextlib.suppress(StoreError):
-            saved = read_json(self.path)
-            self.entries = saved if isinstance(saved, dict) else {}
+        with contextlib.suppress(StoreError):  # checked, since a corrupt hash would change keys
+            self.entries = read_checked(self.path)
 
     def sha256(self, path: Path) -> str:
         try:
             before, real = stamp(path), str(path.resolve())
-            entry = self.entries.get(real)
-            if entry == _cache_entry(real, before, entry) and not (
-                self.again and self.hashed.get(real) != before
-            ):
-                return entry["sha256"]
+            known, digest = self.entries.get(real, (None, ""))
+            if known == before and not (self.again and self.hashed.get(real) != before):
+                return digest
             digest = sha256(path)
             after = stamp(path)
         except OSError as wrong:
@@ -482,32 +451,25 @@ class HashMemory:
 
     def remember(self, path: Path, digest: str) -> None:
         """Cache a file's hash for as long as its stamp does not change."""
-        real = str(path.resolve())
-        self.entries[real] = _cache_entry(real, stamp(path), {"sha256": digest})
+        self.entries[str(path.resolve())] = [stamp(path), digest]
         self.changed = True
 
     def save(self) -> None:
         if self.changed and self.path.parents[1].is_dir():  # planning must not create a store
             with contextlib.suppress(OSError):  # planning also works on a read-only store
                 self.path.parent.mkdir(parents=True, exist_ok=True)
-                write_json(self.path, self.entries)
+                write_json(self.path, with_checksum(self.entries))
 
 
-def _cache_entry(real: str, now: list[int], entry: Any) -> dict[str, Any]:
-    """Return a cache entry with a checksum, since a corrupt hash would change every key that depends on it."""
-    digest = str(entry.get("sha256")) if isinstance(entry, dict) else ""
-    return {"stamp": now, "sha256": digest, "seal": content_key([real, now, digest])}
-
-
-def _recorded(corpus: Corpus, store: Store, field: str) -> str:
-    """Return a fingerprint recorded in the published shards of the same corpus record, or ""."""
+def _recorded(corpus: Corpus, store: Store, field: str, absent: Absent) -> str:
+    """Return the fingerprint recorded in the published shards of the same corpus record; raise `absent` if none."""
     recorded = {card[field] for card in cards(store) if card["corpus"] == encode(corpus)}
+    if not recorded:
+        raise absent
     if len(recorded) > 1:
-        raise DataError(
-            f"corpus {corpus.name!r}: its files are absent and {store.shards} holds "
-            "several versions of it; put the files back, or remove the shards that are not meant"
-        )
-    return recorded.pop() if recorded else ""
+        why = f"its files are absent and {store.shards} holds several versions of it"
+        raise _refusal(corpus, f"{why}; put the files back, or remove the shards that are not meant")
+    return recorded.pop()
 
 
 def cards(store: Store) -> Iterable[dict[str, Any]]:
@@ -603,7 +565,10 @@ def blocks(
         first = start.record if number == start.file else 0
         try:
             with file.open() as raw:
-                chunks = _chunks(corpus, file, raw, first)
+                if file.name.lower().endswith(".parquet"):
+                    chunks = _parquet(corpus, file, raw, first)
+                else:
+                    chunks = _lines(file, raw, first)
                 chunk = next(chunks, (first, []))  # a file without records is one empty block
                 while chunk:
                     (first, payload), chunk = chunk, next(chunks, None)
@@ -614,25 +579,16 @@ def blocks(
         except DataError:
             raise
         except Exception as wrong:  # pyarrow, fsspec and the network each raise their own types
-            raise DataError(
-                f"corpus {corpus.name!r}: {file.name} cannot be read ({one_line(wrong)}); {file.remedy}"
-            ) from wrong
+            why = f"{file.name} cannot be read ({one_line(wrong)})"
+            raise _refusal(corpus, f"{why}; {file.remedy}") from wrong
         read += file.size
 
 
-def _chunks(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
-    """Yield the records of one file from number `first` on: the number of a chunk's first record, and its records."""
-    name = file.name.lower()
-    if name.endswith(".parquet"):
-        yield from _parquet(corpus, file, raw, first)
-    elif name.endswith(".txt"):
+def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
+    """Yield JSON lines in chunks that end at a line break, from line `first` on; or a .txt file as one record."""
+    if file.name.lower().endswith(".txt"):
         yield 0, [raw.read().removeprefix(_BOM)]
-    else:
-        yield from _lines(file, raw, first)
-
-
-def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, bytes]]:
-    """Yield JSON lines in chunks that end at a line break, skipping the first `first` lines."""
+        return
     codec = _CODECS.get(Path(file.name.lower()).suffix)
     stream: Any = raw
     if codec:
@@ -656,9 +612,7 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, bytes]
         yield number, last
 
 
-def _parquet(
-    corpus: Corpus, file: File, raw: IO[bytes], first: int
-) -> Iterator[tuple[int, list[bytes | None]]]:
+def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
     """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
     import pyarrow
     from pyarrow import parquet, types
@@ -666,15 +620,12 @@ def _parquet(
     table = parquet.ParquetFile(raw)
     schema = table.schema_arrow
     if corpus.text not in schema.names:
-        raise DataError(
-            f"corpus {corpus.name!r}: {file.name} has no column {corpus.text!r}; {nearest(corpus.text, schema.names)}"
-        )
+        hint = nearest(corpus.text, schema.names)
+        raise _refusal(corpus, f"{file.name} has no column {corpus.text!r}; {hint}")
     kind = schema.field(corpus.text).type
     if not (types.is_string(kind) or types.is_large_string(kind)):
-        raise DataError(
-            f"corpus {corpus.name!r}: column {corpus.text!r} of {file.name} is {kind}, not text; "
-            f"name another: text='…', one of {', '.join(schema.names)}"
-        )
+        why = f"column {corpus.text!r} of {file.name} is {kind}, not text"
+        raise _refusal(corpus, f"{why}; name another: text='…', one of {', '.join(schema.names)}")
     number = 0
     for group in range(table.num_row_groups):
         rows = table.metadata.row_group(group).num_rows
@@ -729,7 +680,14 @@ def _document(record: bytes | None, field: str | None) -> tuple[str, bytes]:
     try:
         text = record.decode()  # before json.loads, which would guess the encoding and hide bad UTF-8
         if field is not None:
-            text = _field_of(text, field)
+            value = json.loads(text)
+            if not isinstance(value, dict):
+                raise _Skipped("not a JSON object")
+            if field not in value:
+                raise _Skipped(f"no field {field!r}")
+            text = value[field]
+            if not isinstance(text, str):
+                raise _Skipped(f"field {field!r} is not text")
         if not text or text.isspace():
             raise _Skipped("empty text")
         return text, record if field is None else text.encode()
@@ -737,20 +695,8 @@ def _document(record: bytes | None, field: str | None) -> tuple[str, bytes]:
         raise _Skipped("invalid UTF-8") from None
     except UnicodeEncodeError:
         raise _Skipped("half of a surrogate pair") from None
-
-
-def _field_of(line: str, field: str) -> str:
-    try:
-        value = json.loads(line)
     except (ValueError, RecursionError):
         raise _Skipped("malformed JSON") from None
-    if not isinstance(value, dict):
-        raise _Skipped("not a JSON object")
-    if field not in value:
-        raise _Skipped(f"no field {field!r}")
-    if not isinstance(value[field], str):
-        raise _Skipped(f"field {field!r} is not text")
-    return value[field]
 
 
 def text_hash(text: bytes) -> int:

@@ -127,16 +127,12 @@ class Shards:
         if not (folder / store.MANIFEST).is_file():
             raise DataError(f"{folder} holds no finished shards; type: biphase tokenize CORPUS")
         for name in store.verify(folder, contents=verify):
-            if not name.endswith(
-                ".bin"
-            ):  # card and tokenizer are small, and ids are meaningless without them
+            if not name.endswith(".bin"):  # ids are meaningless without the card and the tokenizer
                 store.read_verified(folder, name)
         card = read_card(folder)
         shards = cls(folder, card)
         if (len(shards.train), len(shards.heldout)) != (card["train_tokens"], card["heldout_tokens"]):
-            raise StoreError(
-                f"{folder} holds other counts of tokens than its card says; remove it and tokenize again"
-            )
+            raise StoreError(f"{folder} has other tokens than its card says; remove it and tokenize again")
         return shards
 
 

@@ -34,10 +34,10 @@ from biphase.objectives import IGNORE, Batch, Vocabulary, apply, label_bound
 from biphase.randomness import below, hash_samples, permute, salt
 from biphase.specs import Chunks, Objective, Rows
 
+Packing = Chunks | Rows
 
-def segments_of(
-    packing: Chunks | Rows, ids: Tensor, samples: Tensor, *, seed: int, eos_id: int
-) -> Tensor | None:
+
+def segments_of(packing: Packing, ids: Tensor, samples: Tensor, *, seed: int, eos_id: int) -> Tensor | None:
     """Return the index of each token's segment inside its row, (B, T); None if each row is one segment."""
     length = ids.shape[1]
     match packing:
@@ -96,14 +96,14 @@ class Stream:
     """The rows of a tokenized corpus in an order determined by the seed."""
 
     tokens: Tokens
-    packing: Chunks | Rows
+    packing: Packing
     seed: int
     eos_id: int
     vocabulary: Vocabulary
     shuffled: bool = True
 
     @classmethod
-    def of(cls, shards: Shards, packing: Chunks | Rows, seed: int) -> Stream:
+    def of(cls, shards: Shards, packing: Packing, seed: int) -> Stream:
         """Return the stream of the training rows of `shards`."""
         vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
         stream = cls(shards.train, packing, seed, shards.eos_id, vocabulary)
@@ -166,7 +166,7 @@ class Stream:
         )
 
 
-def heldout_stream(shards: Shards, packing: Chunks | Rows) -> Stream:
+def heldout_stream(shards: Shards, packing: Packing) -> Stream:
     """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed."""
     vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
     return Stream(shards.heldout, packing, 0, shards.eos_id, vocabulary, shuffled=False)

@@ -46,34 +46,10 @@ from typing import Any
 
 import numpy as np
 
-from biphase.data.corpus import (
-    BLOCK_BYTES,
-    File,
-    FilePosition,
-    Files,
-    Fingerprints,
-    RecordBlock,
-    Tally,
-    blocks,
-    fingerprints,
-    link_path,
-    on_hub,
-    parse,
-    read_link,
-    resolve,
-    text_hash,
-    write_link,
-)
+from biphase.data import corpus as corpora
+from biphase.data.corpus import File, FilePosition, Files, Fingerprints, RecordBlock, Tally, blocks, parse
 from biphase.data.shards import SHARD_TOKENS, Tokens, Writer, dtype_for, entropy
-from biphase.data.tokenizer import (
-    Inconvertible,
-    TextEncoder,
-    Tokenizer,
-    fastest,
-    load,
-    load_saved,
-    train,
-)
+from biphase.data.tokenizer import Inconvertible, TextEncoder, Tokenizer, fastest, load, load_saved, train
 from biphase.errors import DataError, StoreError, one_line
 from biphase.metadata import CARD
 from biphase.progress import seconds_between
@@ -96,39 +72,34 @@ def tokenize(
     *,
     report: Report,
     processes: int = 0,
-    from_folder: Path | None = None,
     shard_tokens: int = SHARD_TOKENS,
     lost: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Return the folder of the tokenized corpus; tokenize the corpus if it is not in the store yet.
 
-    `processes` 0 uses every core. `from_folder` reads a hub corpus from a copy of its repository and records that in
-    the store. The caller must hold a lease, so that no other worker tokenizes the same corpus in this store; `lost`
-    returns whether another worker has taken the lease over.
+    `processes` 0 uses every core. The caller must hold a lease, so that no other worker tokenizes the same corpus in
+    this store; `lost` returns whether another worker has taken the lease over.
     """
-    if from_folder is not None:
-        write_link(corpus, store, from_folder)
-    hashes = fingerprints(corpus, store)
+    hashes = corpora.fingerprints(corpus, store)
     if not store.has(store.shards / hashes.key(corpus)):  # the text will be read anyway, so hash it too
-        hashes = fingerprints(corpus, store, again=True)
+        hashes = corpora.fingerprints(corpus, store, again=True)
     key = hashes.key(corpus)
     folder = store.shards / key
-    if store.has(folder):
-        _remove_attempts(store, key)
-        return folder
-    store.refuse_debris(folder)  # before the work rather than after it
-    attempt = Attempt(corpus, store, key, lost)
-    try:
-        _Tokenization(corpus, store, hashes, attempt, report, processes, shard_tokens).run()
-        attempt.check_ours()
-        publish(attempt.build, folder)
-    except Exception as wrong:
-        if not attempt.taken_over:
-            raise
-        if store.has(folder):  # published by the worker that took over
-            return folder
-        raise attempt.refusal() from wrong
-    _remove_attempts(store, key)
+    if not store.has(folder):
+        store.refuse_debris(folder)  # before the work rather than after it
+        attempt = Attempt(corpus, store, key, lost)
+        try:
+            _Tokenization(corpus, store, hashes, attempt, report, processes, shard_tokens).run()
+            attempt.check_ours()
+            publish(attempt.build, folder)
+        except Exception as wrong:
+            if not attempt.taken_over:
+                raise
+            if not store.has(folder):
+                raise attempt.refusal() from wrong
+            return folder  # published by the worker that took over
+    for remains in _attempts(store, key):
+        _clear(remains)
     return folder
 
 
@@ -150,6 +121,7 @@ class Attempt:
         # The name contains the lease's key, so that other workers can find it.
         self.folder = store.attempts / f"shards-{key}-{uuid.uuid4().hex[:8]}"
         self.build, self.journal = self.folder / "build", self.folder / "journal.json"
+        self.tokenizer = self.folder / "tokenizer"
         self.begun = False
         for unfinished in _attempts(store, key):
             if lost():  # suspended before it began: the folder belongs to the worker that took over
@@ -180,27 +152,19 @@ class Attempt:
     def discard(self) -> None:
         """Delete the attempt: the next one has another key or must start over."""
         self.begun = False
-        shutil.rmtree(self.folder, ignore_errors=True)
+        _clear(self.folder)
 
 
 def _attempts(store: Store, key: str) -> list[Path]:
     """Return the unfinished attempts at a corpus, those with a journal (which can be resumed) first."""
     folders = store.attempts.glob(f"shards-{key}*")
-    return sorted(
-        folders, key=lambda folder: ((folder / "journal.json").is_file(), folder.name), reverse=True
-    )
-
-
-def _remove_attempts(store: Store, key: str) -> None:
-    """Remove the remains of attempts at a corpus that has been published."""
-    for folder in _attempts(store, key):
-        shutil.rmtree(folder, ignore_errors=True)
+    return sorted(folders, key=lambda at: ((at / "journal.json").is_file(), at.name), reverse=True)
 
 
 def _clear(path: Path) -> None:
     """Remove a file or a folder, if there is one."""
     if path.is_dir():
-        shutil.rmtree(path)
+        shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
 
@@ -249,7 +213,7 @@ class BlockEncoder:
             ids[at + length - 1] = self.end
             at += length
         sizes = np.array([len(as_bytes) for _, as_bytes in documents], np.int64)
-        held = np.array([text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
+        held = np.array([corpora.text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
         return Encoded(ids, lengths, sizes, held, tally)
 
 
@@ -330,15 +294,8 @@ def _end_with_parent() -> None:
 # ---------------------------------------------------------------- training and held-out splits
 
 
-@dataclass
-class Counts:
-    """The numbers of documents in each split, and of those in neither."""
-
-    train_documents: int = 0
-    heldout_documents: int = 0
-    left_out_documents: int = 0  # held out, but entirely beyond the cap
-    left_out_tokens: int = 0
-    text_bytes: int = 0
+# Documents and tokens that are left out are held out, but lie beyond the cap.
+COUNTS = ("train_documents", "heldout_documents", "left_out_documents", "left_out_tokens", "text_bytes")
 
 
 class SplitWriter:
@@ -349,7 +306,7 @@ class SplitWriter:
 
     def __init__(self, corpus: Corpus, folder: Path, dtype: np.dtype, shard_tokens: int) -> None:
         self.corpus, self.shard_tokens = corpus, shard_tokens
-        self.counts = Counts()
+        self.counts = dict.fromkeys(COUNTS, 0)
         self.train = Writer(folder, "train", dtype, shard_tokens)
         self.heldout = Writer(folder, "heldout", dtype, shard_tokens)
 
@@ -359,18 +316,14 @@ class SplitWriter:
 
     def state(self) -> dict[str, Any]:
         """Sync to disk and return what is there."""
-        return {
-            "shard_tokens": self.shard_tokens,
-            "counts": asdict(self.counts),
-            "train": self.train.state(),
-            "heldout": self.heldout.state(),
-        }
+        writers = {"train": self.train.state(), "heldout": self.heldout.state()}
+        return {"shard_tokens": self.shard_tokens, "counts": self.counts, **writers}
 
     def restore(self, state: dict[str, Any]) -> bool:
         """Resume from `state`; return False if the files differ from it."""
         if state["shard_tokens"] != self.shard_tokens:
             return False
-        self.counts = Counts(**state["counts"])
+        self.counts = state["counts"]
         return self.train.restore(state["train"]) and self.heldout.restore(state["heldout"])
 
     def abandon(self) -> None:
@@ -396,8 +349,8 @@ class SplitWriter:
         count = len(held) if named_heldout else self._until_limit(held, block.lengths)
         held, lengths = held[:count], block.lengths[:count]
         ids = block.ids[: int(lengths.sum())]
-        self.counts.text_bytes += int(block.sizes[:count].sum())
-        self.counts.train_documents += int((~held).sum())
+        self.counts["text_bytes"] += int(block.sizes[:count].sum())
+        self.counts["train_documents"] += int((~held).sum())
         apart = np.repeat(held, lengths)
         filled = self.train.append(ids[~apart])
         return self._hold_out(ids[apart], lengths[held]) or filled
@@ -412,9 +365,9 @@ class SplitWriter:
     def _hold_out(self, ids: np.ndarray, lengths: np.ndarray) -> bool:
         room = HELDOUT_TOKENS - self.heldout.tokens
         begun = int((np.cumsum(lengths) - lengths < room).sum())
-        self.counts.heldout_documents += begun
-        self.counts.left_out_documents += len(lengths) - begun
-        self.counts.left_out_tokens += max(len(ids) - room, 0)
+        self.counts["heldout_documents"] += begun
+        self.counts["left_out_documents"] += len(lengths) - begun
+        self.counts["left_out_tokens"] += max(len(ids) - room, 0)
         return self.heldout.append(ids[:room])
 
 
@@ -428,21 +381,18 @@ class ReadProgress:
     work.
     """
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        files: Sequence[File],
-        report: Report,
-        start: FilePosition,
-        splits: SplitWriter,
-    ) -> None:
-        self.corpus, self.report, self.splits = corpus, report, splits
+    def __init__(self, splits: SplitWriter, files: Sequence[File], report: Report, at: FilePosition) -> None:
+        self.splits, self.report = splits, report
         self.total = sum(file.size for file in files)
-        # done before this process started
-        self.skipped = sum(file.size for file in files[: start.file])
-        self.text, self.tokens = splits.counts.text_bytes, splits.train.tokens
+        read = sum(file.size for file in files[: at.file])
+        self.earlier, self.earlier_text = self._done(read), splits.counts["text_bytes"]  # by another process
         self.began = self.shown = self.called = time.monotonic()
         self.every = seconds_between(REPORT_SECONDS)
+
+    def _done(self, read: int) -> float:
+        """Return the share of the work that is done: bytes of the files read, or tokens of the corpus's limit."""
+        limit = self.splits.corpus.tokens
+        return max(read / max(self.total, 1), self.splits.train.tokens / limit if limit else 0)
 
     def show(self, read: int, *, last: bool = False) -> None:
         """Report that `read` bytes of the files have been read, if a report is due."""
@@ -454,42 +404,39 @@ class ReadProgress:
             self.report("")
             return
         self.shown, seconds = now, max(now - self.began, 1e-9)
-        text, tokens = self.splits.counts.text_bytes, self.splits.train.tokens
-        rate = (text - self.text) / seconds / 1e6
-        done = (read - self.skipped) / max(self.total - self.skipped, 1)
-        if self.corpus.tokens:
-            done = max(done, (tokens - self.tokens) / max(self.corpus.tokens - self.tokens, 1))
-        left = f", {duration(seconds * (1 - done) / done)} left" if 0 < done < 1 and not last else ""
-        self.report(
-            f"{self.corpus.name}: {text / 1e6:,.1f} MB of text, {tokens:,} tokens, {rate:.1f} MB/s{left}"
-        )
+        text, done = self.splits.counts["text_bytes"], self._done(read)
+        rate = (text - self.earlier_text) / seconds / 1e6
+        left = ""
+        if self.earlier < done < 1 and not last:
+            left = f", {duration(seconds * (1 - done) / (done - self.earlier))} left"
+        name, tokens = self.splits.corpus.name, self.splits.train.tokens
+        self.report(f"{name}: {text / 1e6:,.1f} MB of text, {tokens:,} tokens, {rate:.1f} MB/s{left}")
 
 
+@dataclass
 class _Tokenization:
     """The work of one attempt at tokenizing one corpus."""
 
-    def __init__(
-        self,
-        corpus: Corpus,
-        store: Store,
-        hashes: Fingerprints,
-        attempt: Attempt,
-        report: Report,
-        processes: int,
-        shard_tokens: int,
-    ) -> None:
-        self.corpus, self.store, self.hashes, self.report = corpus, store, hashes, report
-        self.processes, self.shard_tokens = processes, shard_tokens
-        self.attempt, self.build, self.journal = attempt, attempt.build, attempt.journal
-        self.saved_tokenizer = attempt.folder / "tokenizer"
+    corpus: Corpus
+    store: Store
+    hashes: Fingerprints
+    attempt: Attempt
+    report: Report
+    processes: int
+    shard_tokens: int
 
     def run(self) -> None:
         """Tokenize the corpus into `build`, ready to be published."""
         self.files = self._files()
         self.attempt.begin()
         self.tokenizer = self._tokenizer()
+        self.dtype, special = dtype_for(self.tokenizer.vocab), self.tokenizer.special
+        begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
+        encoder = BlockEncoder(self.attempt.tokenizer, self.corpus.text, begin, special.eos, self.dtype.str)
+        # Starting a process takes longer than encoding the few blocks of a small corpus.
+        small = sum(file.size for file in self.files.train) < 2 * corpora.BLOCK_BYTES
         self.splits = self._splits()
-        with Helpers(self._block_encoder(), self._processes()) as helpers:
+        with Helpers(encoder, 1 if small else self.processes) as helpers:
             self.encoder = self._encoder()
             try:
                 self._restore()
@@ -500,23 +447,22 @@ class _Tokenization:
 
     def _files(self) -> Files:
         corpus = self.corpus
-        link = read_link(corpus, self.store) if corpus.hub else None
+        link = corpora.read_link(corpus, self.store) if corpus.hub else None
         if corpus.hub and not link:
-            return on_hub(corpus)
+            return corpora.on_hub(corpus)
         if link and "folder" not in link:
             raise DataError(
-                f"corpus {corpus.name!r}: the results that were merged into this store come from a folder on another "
-                f"machine that stood for {corpus.source}; type biphase tokenize {corpus.name} --from FOLDER for a "
-                f"copy of it, or another --store; to read the hub here and leave those results aside, remove "
-                f"{link_path(corpus, self.store)}"
+                f"corpus {corpus.name!r}: the merged results of this store come from a folder on another machine that "
+                f"stood for {corpus.source}; type biphase tokenize {corpus.name} --from FOLDER for a copy of it, or "
+                f"another --store; to leave those results aside, remove {corpora.link_path(corpus, self.store)}"
             )
         if link:
             self.report(f"{corpus.name}: read from {link['folder']}, which stands for {corpus.source}")
-        return resolve(corpus, Path(link["folder"]) if link else None)
+        return corpora.resolve(corpus, Path(link["folder"]) if link else None)
 
     def _tokenizer(self) -> Tokenizer:
         """Return the tokenizer of this attempt; an earlier process may have saved it in the attempt's folder."""
-        folder = self.saved_tokenizer
+        folder = self.attempt.tokenizer
         with contextlib.suppress(StoreError):  # absent or changed
             verify(folder)
             return load_saved(folder)
@@ -539,7 +485,7 @@ class _Tokenization:
             size = 0
             for block in blocks(self.corpus, [file]):
                 for text, as_bytes in parse(block, self.corpus.text, tally):
-                    if self.corpus.heldout or text_hash(as_bytes) % 1000:
+                    if self.corpus.heldout or corpora.text_hash(as_bytes) % 1000:
                         size += len(as_bytes)
                         yield text
                 if size >= each:
@@ -557,14 +503,15 @@ class _Tokenization:
         return fastest(self.tokenizer, texts, self.report)
 
     def _splits(self) -> SplitWriter:
-        return SplitWriter(self.corpus, self.build, dtype_for(self.tokenizer.vocab), self.shard_tokens)
+        return SplitWriter(self.corpus, self.attempt.build, self.dtype, self.shard_tokens)
 
     def _restore(self) -> None:
         """Continue where an earlier attempt stopped, or start from the beginning."""
         self.part, self.position, self.tally = "train", FilePosition(), Tally()
-        if self.journal.exists():
+        journal_file = self.attempt.journal
+        if journal_file.exists():
             with contextlib.suppress(StoreError, KeyError):  # damaged, or of another version
-                journal = read_checked(self.journal)
+                journal = read_checked(journal_file)
                 if self.splits.restore(journal["splits"]):
                     self.part, self.position = journal["part"], FilePosition(**journal["position"])
                     self.tally = Tally(**journal["tally"])
@@ -573,8 +520,8 @@ class _Tokenization:
             self.report(f"{self.corpus.name}: what was left unfinished has changed; starting again")
             self.splits.abandon()
             self.splits = self._splits()
-            _clear(self.journal)
-        for stray in self.build.glob("*.bin"):
+            _clear(journal_file)
+        for stray in self.attempt.build.glob("*.bin"):
             _clear(stray)
         self.splits.begin()
 
@@ -585,7 +532,7 @@ class _Tokenization:
             "tally": asdict(self.tally),
             "splits": self.splits.state(),
         }
-        write_json(self.journal, with_checksum(journal))
+        write_json(self.attempt.journal, with_checksum(journal))
 
     def _write(self, helpers: Helpers) -> None:
         if self.part == "train":
@@ -600,7 +547,7 @@ class _Tokenization:
     def _write_part(self, helpers: Helpers, files: Sequence[File]) -> None:
         """Read the files of one split from `position` on, and write their documents."""
         splits = self.splits
-        progress = ReadProgress(self.corpus, files, self.report, self.position, splits)
+        progress = ReadProgress(splits, files, self.report, self.position)
         records = blocks(self.corpus, files, self.position)
         for block, encoded in helpers.encode(records, tiktoken=self.encoder.fast is not None):
             self.attempt.check_ours()
@@ -617,17 +564,6 @@ class _Tokenization:
         if files:
             progress.show(progress.total, last=True)
 
-    def _block_encoder(self) -> BlockEncoder:
-        special = self.tokenizer.special
-        begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
-        dtype = dtype_for(self.tokenizer.vocab).str
-        return BlockEncoder(self.saved_tokenizer, self.corpus.text, begin, special.eos, dtype)
-
-    def _processes(self) -> int:
-        """Return 1 for a small corpus, since starting a process takes longer than encoding a few blocks."""
-        small = sum(file.size for file in self.files.train) < 2 * BLOCK_BYTES
-        return 1 if small else self.processes
-
     def _judge(self, tally: Tally) -> None:
         try:
             tally.judge(self.corpus.name)
@@ -637,48 +573,37 @@ class _Tokenization:
 
     def _finish(self) -> None:
         """Check the result, write its card and report what was skipped."""
-        corpus, counts = self.corpus, self.splits.counts
+        corpus = self.corpus
         if not self.splits.train.tokens:
             self.attempt.discard()
-            skipped = self.tally.describe() or (
-                "all documents are held out" if self.tally.records else "its files are blank"
-            )
+            why = "all documents are held out" if self.tally.records else "its files are blank"
+            skipped = self.tally.describe() or why
             raise DataError(
                 f"corpus {corpus.name!r} has no documents to train on ({skipped}); correct {corpus.source}"
             )
-        self._check_unchanged()
-        for draft in self.build.rglob("*.part"):
+        now = corpora.fingerprints(corpus, self.store)
+        if now != self.hashes:
+            self.attempt.discard()
+            changed = "its tokenizer" if now.content == self.hashes.content else corpus.source
+            raise DataError(f"corpus {corpus.name!r}: {changed} changed while it was read; run it again")
+        build = self.attempt.build
+        for draft in build.rglob("*.part"):
             draft.unlink()
-        shutil.copytree(
-            self.saved_tokenizer,
-            self.build / "tokenizer",
-            ignore=shutil.ignore_patterns(MANIFEST),
-            dirs_exist_ok=True,
-        )
-        write_json(self.build / CARD, self._card())
+        without = shutil.ignore_patterns(MANIFEST)
+        shutil.copytree(self.attempt.tokenizer, build / "tokenizer", ignore=without, dirs_exist_ok=True)
+        write_json(build / CARD, self._card())
         if self.tally.skipped:
             self.report(f"{corpus.name}: skipped {self.tally.describe()}")
-        if counts.left_out_documents:
-            self.report(
-                f"{corpus.name}: left out {counts.left_out_documents:,} held-out documents beyond the cap"
-            )
+        if left_out := self.splits.counts["left_out_documents"]:
+            self.report(f"{corpus.name}: left out {left_out:,} held-out documents beyond the cap")
         if not self.splits.heldout.tokens:
             self.report(
                 f"{corpus.name}: no document is held out (1 in 1,000 is); name some: Corpus(heldout='…'), or --heldout FILE"
             )
 
-    def _check_unchanged(self) -> None:
-        now, corpus = fingerprints(self.corpus, self.store), self.corpus
-        if now != self.hashes:
-            self.attempt.discard()
-            changed = "its tokenizer" if now.content == self.hashes.content else corpus.source
-            raise DataError(
-                f"corpus {corpus.name!r}: {changed} changed while it was read; type the command again"
-            )
-
     def _card(self) -> dict[str, Any]:
         special, vocab = self.tokenizer.special, self.tokenizer.vocab
-        counts = Tokens(sorted(self.build.glob("train-*.bin")), dtype_for(vocab)).counts(vocab)
+        counts = Tokens(sorted(self.attempt.build.glob("train-*.bin")), self.dtype).counts(vocab)
         return {
             "corpus": encode(self.corpus),
             "fingerprint": self.hashes.content,
@@ -693,7 +618,7 @@ class _Tokenization:
             "mask_rule": special.mask_rule,
             "train_tokens": self.splits.train.tokens,
             "heldout_tokens": self.splits.heldout.tokens,
-            **asdict(self.splits.counts),
+            **self.splits.counts,
             "records": self.tally.records,
             "skipped": self.tally.skipped,
             "first_skipped": self.tally.first,

@@ -42,6 +42,7 @@ import numpy as np
 from biphase.data.corpus import TOKENIZER_FILES, tokenizer_files
 from biphase.errors import DataError, one_line
 from biphase.specs import BPE, Corpus, Pretrained
+from biphase.store import write_json
 
 
 def merged_pairs(bpe: dict[str, Any]) -> list[tuple[str, str]]:
@@ -181,9 +182,7 @@ class Tokenizer:
             **{name: self.model.id_to_token(number) for name, number in roles.items() if number is not None},
             "biphase": {"mask_rule": self.special.mask_rule},
         }
-        (folder / TOKENIZER_FILES[1]).write_text(
-            json.dumps(config, indent=1, ensure_ascii=False) + "\n", "utf-8"
-        )
+        write_json(folder / TOKENIZER_FILES[1], config)
 
 
 # ---------------------------------------------------------------- load
@@ -200,9 +199,7 @@ def load(corpus: Corpus) -> Tokenizer:
             f"mask token ({tokenizer.special.mask_rule}) included; type vocab={tokenizer.vocab}"
         )
     if corpus.bos and tokenizer.special.bos is None:
-        raise DataError(
-            f"corpus {corpus.name!r}: {spec.source!r} has no token that begins a document; type bos=False"
-        )
+        raise DataError(f"corpus {corpus.name!r}: {spec.source!r} has no begin token; type bos=False")
     return tokenizer
 
 
@@ -210,9 +207,8 @@ def load_saved(folder: Path) -> Tokenizer:
     """Load a tokenizer that `Tokenizer.save` wrote."""
     config = json.loads((folder / TOKENIZER_FILES[1]).read_text("utf-8"))
     rule = config.get("biphase", {}).get("mask_rule", "own")
-    tokenizer = read(
-        {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}, str(folder)
-    )
+    paths = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
+    tokenizer = read(paths, str(folder))
     return replace(tokenizer, special=replace(tokenizer.special, mask_rule=rule))
 
 
@@ -235,9 +231,7 @@ def read(paths: dict[str, Path], source: str) -> Tokenizer:
     # The string "<|endoftext|>" in a document is text, not the end of the document.
     model.encode_special_tokens = True
     tokenizer = _with_special(model, config, source)
-    literal(
-        tokenizer.model, tokenizer.control_ids, source
-    )  # raises if a special token is needed to write text
+    literal(tokenizer.model, tokenizer.control_ids, source)  # raises if text needs a special token
     return tokenizer
 
 
@@ -296,9 +290,7 @@ def _named(model: Any, config: dict[str, Any], source: str, name: str, usual: tu
     token = config.get(name)
     token = token.get("content") if isinstance(token, dict) else token
     if token is not None and not isinstance(token, str):
-        raise DataError(
-            f"tokenizer {source!r}: {name} in its tokenizer_config.json is {token!r}, not text; correct it"
-        )
+        raise DataError(f"tokenizer {source!r}: {name} in tokenizer_config.json is {token!r}, not text")
     number = model.token_to_id(token) if token else None
     if token and number is None and name in ("eos_token", "mask_token"):
         raise DataError(
@@ -333,9 +325,7 @@ def train(corpus: Corpus, texts: Iterable[str], report: Callable[[str], None]) -
 
     assert isinstance(corpus.tokenizer, BPE)
     if corpus.bos:
-        raise DataError(
-            f"corpus {corpus.name!r}: a BPE trained here has no token that begins a document; type bos=False"
-        )
+        raise DataError(f"corpus {corpus.name!r}: a BPE trained here has no begin token; type bos=False")
     model = Model(models.BPE())
     model.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -408,36 +398,31 @@ class TextEncoder:
     def plain(self, texts: list[str]) -> list[np.ndarray]:
         """Return the ids of each text from `tokenizers`, the reference."""
         try:
-            encodings = self.tokenizer.model.encode_batch_fast(texts, add_special_tokens=False)
-        except (
-            Exception
-        ) as wrong:  # a word-level vocabulary without an unknown token raises a plain Exception
+            encodings = self._literal.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as wrong:  # plain, from a word-level vocabulary without an unknown token
             raise DataError(
                 f"the tokenizer cannot encode this text ({one_line(wrong)}); use one with an unknown token"
             ) from None
-        encoded = zip(texts, (np.array(encoding.ids, np.uint32) for encoding in encodings), strict=True)
-        return [self._literally(text) if self._is_control[ids].any() else ids for text, ids in encoded]
+        encoded = [np.array(encoding.ids, np.uint32) for encoding in encodings]
+        for ids in encoded:
+            if self._is_control[ids].any():
+                name = self.tokenizer.model.id_to_token(int(ids[self._is_control[ids]][0]))
+                raise DataError(
+                    f"the tokenizer writes what it does not know as {name!r}, which has another meaning too; "
+                    "name another token in its tokenizer_config.json, or use another tokenizer"
+                )
+        return encoded
+
+    @cached_property
+    def _literal(self) -> Any:
+        """The tokenizer, which treats the name of a special token in a text as ordinary text."""
+        return literal(self.tokenizer.model, self.tokenizer.control_ids, "")
 
     @cached_property
     def _is_control(self) -> np.ndarray:
         table = np.zeros(self.tokenizer.vocab, bool)
         table[list(self.tokenizer.control_ids)] = True
         return table
-
-    @cached_property
-    def _without_special(self) -> Any:
-        return without_special(self.tokenizer.model, self.tokenizer.control_ids)
-
-    def _literally(self, text: str) -> np.ndarray:
-        """Return the ids of a text that contains the name of a special token, treating that name as ordinary text."""
-        ids = np.array(self._without_special.encode(text, add_special_tokens=False).ids, np.uint32)
-        if self._is_control[ids].any():
-            name = self.tokenizer.model.id_to_token(int(ids[self._is_control[ids]][0]))
-            raise DataError(
-                f"the tokenizer writes what it does not know as {name!r}, which has another meaning too; "
-                "name another token in its tokenizer_config.json, or use another tokenizer"
-            )
-        return ids
 
     def agrees(self, texts: Iterable[str]) -> bool:
         """Return whether tiktoken and `tokenizers` give the same ids."""
@@ -542,10 +527,8 @@ def _ranks(spec: dict[str, Any], proven: bool) -> tuple[dict[bytes, int], list[i
     Lacking bytes have the first ranks.
     """
     model = spec["model"]
-    plain = not (
-        model.get("continuing_subword_prefix") or model.get("end_of_word_suffix") or model.get("dropout")
-    )
-    if model["type"] != "BPE" or not plain or model.get("byte_fallback"):
+    unusual = ("continuing_subword_prefix", "end_of_word_suffix", "dropout", "byte_fallback")
+    if model["type"] != "BPE" or any(map(model.get, unusual)):
         raise Inconvertible("it is not a plain byte-level BPE")
     vocab: dict[str, int] = model["vocab"]
     letters = _letters()
@@ -586,9 +569,8 @@ def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple
         return
     from tokenizers import models
 
-    bpe = models.BPE(
-        {token: rank for rank, token in enumerate(dict.fromkeys((*_letters(), *merged)))}, merges
-    )
+    tokens = dict.fromkeys((*_letters(), *merged))
+    bpe = models.BPE({token: rank for rank, token in enumerate(tokens)}, merges)
     for token in merged:
         if len(bpe.tokenize(token)) != 1:
             raise Inconvertible(f"merging does not lead to its token {token!r}")

@@ -31,18 +31,6 @@ from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
 from biphase.text import duration, objective_title, short
 
-_NAME = re.compile(r"[\w.+-]{1,60}")
-
-
-def licence_of(hub: Hub) -> str:
-    """The `license:` field of a model's card; empty if there is none, or not a plain name."""
-    try:
-        licence = (metadata_load(hub_file(hub, "README.md")) or {}).get("license")
-    except Exception:  # no card, no network, or invalid YAML: the licence is unknown
-        return ""
-    return licence if isinstance(licence, str) and _NAME.fullmatch(licence) else ""
-
-
 # ---------------------------------------------------------------- snippets
 # FOLDER stands for the folder or the repository.
 
@@ -72,13 +60,12 @@ model = biphase.load("FOLDER")
 model.fill_mask(f"The cat {model.mask_token} on the mat.")"""
 
 
-def loading(written: Written, prompts: Prompts, *, fills: bool, onnx: bool) -> list[str]:
+def loading(written: Written, prompts: Prompts, *, fills: bool) -> list[str]:
     """Python snippets for an encoder; `fills`: its head was trained to fill masks."""
     blocks = [_HIDDEN_STATES + (_BIDIRECTIONAL if written.edits else "")]
     if fills:
         blocks.append(_FILL_MASK if is_masked(written.architecture) else _FILL_MASK_HERE)
-    blocks.append(embeddings(prompts))
-    return [*blocks, *([graph()] if onnx else [])]
+    return [*blocks, embeddings(prompts)]
 
 
 def embeddings(prompts: Prompts) -> str:
@@ -98,24 +85,21 @@ from transformers import pipeline
 pipeline("{kind}", model="FOLDER")("A text.")"""
 
 
-def answers() -> str:
-    return """\
+ANSWERS = """\
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 model = AutoModelForQuestionAnswering.from_pretrained("FOLDER")
 output = model(**tokenizer("…", return_tensors="pt"))  # start_logits and end_logits of each token"""
 
-
-def graph(output: str = "last_hidden_state") -> str:
-    return f"""\
+_GRAPH = """\
 import onnxruntime
 from transformers import AutoTokenizer
 
 tokenizer = AutoTokenizer.from_pretrained("FOLDER")
 session = onnxruntime.InferenceSession("FOLDER/onnx/model.onnx")
 inputs = tokenizer(["A text."], padding=True, return_tensors="np")
-{output} = session.run(None, dict(inputs))[0]"""
+OUTPUT = session.run(None, dict(inputs))[0]"""
 
 
 # ---------------------------------------------------------------- scores
@@ -126,17 +110,26 @@ inputs = tokenizer(["A text."], padding=True, return_tensors="np")
 class TaskScores:
     """One model on one task, fine-tuned in one way: all its finished learning rates and seeds."""
 
-    task: str
-    metric: str
-    about: dict[str, Any]  # of one of its trials; task and fine-tuning options are the same in all
     trials: dict[Cell, SavedTrial]
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The metadata of one of its trials; task and fine-tuning options are the same in all."""
+        return next(iter(self.trials.values())).about
+
+    @property
+    def task(self) -> str:
+        return self.about["task"]["name"]
+
+    @property
+    def metric(self) -> str:
+        return self.about["metric"]
 
     @property
     def rate(self) -> float | None:
         """The learning rate with the best mean validation score; None while a cell of the grid is missing."""
-        choice = choose(
-            {cell: trial.about["scores"]["validation"][self.metric] for cell, trial in self.trials.items()}
-        )
+        scores = {cell: trial.about["scores"] for cell, trial in self.trials.items()}
+        choice = choose({cell: parts["validation"][self.metric] for cell, parts in scores.items()})
         return None if choice is None else choice.by_mean
 
     @property
@@ -165,18 +158,13 @@ def grids_of(model: str, store: Store) -> list[TaskScores]:
             continue
         # Trials fine-tuned with causal attention do not measure the encoder.
         if about["model"] == model and not about["finetune"].get("causal"):
-            same = content_key([about["task"], about["trained_on"], _protocol_of(about)])
+            # Fields of the options that an older trial lacks get their defaults.
+            options = decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]})
+            same = content_key([about["task"], about["trained_on"], encode(options)])
             grids[same][about["lr"], about["seed"]] = SavedTrial(key, about)
-    scores = []
-    for trials in grids.values():
-        about = next(iter(trials.values())).about
-        scores.append(TaskScores(about["task"]["name"], about["metric"], about, trials))
-    return sorted(scores, key=lambda grid: (grid.task, grid.about["finetune"]["protocol"]))
-
-
-def _protocol_of(about: dict[str, Any]) -> dict[str, Any]:
-    """The fine-tuning options of a trial; fields that an older trial lacks get their defaults."""
-    return encode(decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]}))
+    return sorted(
+        map(TaskScores, grids.values()), key=lambda grid: (grid.task, grid.about["finetune"]["protocol"])
+    )
 
 
 def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
@@ -219,20 +207,24 @@ class Base:
     def describe(self) -> str:
         if not self.name:
             return "Made from scratch: whoever publishes it says under which licence."
-        terms = (
-            f"is under the licence {escaped(self.licence)}"
-            if self.licence
-            else "does not say in its card under which licence it is; look before you publish"
-        )
+        terms = "does not say in its card under which licence it is; look before you publish"
+        if self.licence:
+            terms = f"is under the licence {escaped(self.licence)}"
         return f"The model it was made from, {escaped(self.name)}, {terms}."
 
 
 def base_of(run: Pretrain) -> Base:
-    """The published model that a run started from, with its licence."""
+    """The published model that a run started from, with the licence that its card names."""
     start = lineage(run)[0].start
     if not isinstance(start, Hub):
         return Base()
-    return Base("" if start.local else start.source, without_folders(start.source), licence_of(start))
+    try:
+        licence = (metadata_load(hub_file(start, "README.md")) or {}).get("license")
+    except Exception:  # no card, no network, or invalid YAML: the licence is unknown
+        licence = None
+    if not isinstance(licence, str) or not re.fullmatch(r"[\w.+-]{1,60}", licence):
+        licence = ""  # absent, or not a plain name
+    return Base("" if start.local else start.source, without_folders(start.source), licence)
 
 
 _TEMPLATE = """\
@@ -283,12 +275,14 @@ class Card:
     tags: list[str] = field(default_factory=list)
     base: Base = field(default_factory=Base)
     needs: str = ""  # the required version of transformers, as a sentence
+    graph: str = ""  # the output of the ONNX graph, if there is one
 
     def text(self) -> str:
+        graph = [_GRAPH.replace("OUTPUT", self.graph)] if self.graph else []
         metadata = ModelCardData(
             library_name=self.library,
             pipeline_tag=self.pipeline,
-            tags=["biphase", *self.tags],
+            tags=["biphase", *self.tags, *(["onnx"] if graph else [])],
             license=self.base.licence or None,
             base_model=self.base.model or None,
         )
@@ -299,7 +293,7 @@ class Card:
                 title=escaped(self.title),
                 summary=self.summary,
                 needs=self.needs,
-                loading=self.loading,
+                loading=[*self.loading, *graph],
                 sections=self.sections,
                 licence=self.base.describe(),
                 limits=self.limits,
@@ -323,9 +317,8 @@ def without_folders(source: str) -> str:
     """A source without the folders of this machine."""
     if source.startswith(("hf://", "builtin:")):
         return source
-    local = source.startswith((".", "/", "~")) or source.endswith(
-        (".json", ".jsonl", ".txt", ".parquet", ".zst")
-    )
+    files = (".json", ".jsonl", ".txt", ".parquet", ".zst")
+    local = source.startswith((".", "/", "~")) or source.endswith(files)
     return PurePath(source).name if local else source
 
 
@@ -339,11 +332,8 @@ def lineage(run: Pretrain) -> list[Pretrain]:
 
 def titled(checkpoint: SavedCheckpoint) -> str:
     """The name of the run, with the step if it is not the last."""
-    return (
-        checkpoint.run.name
-        if checkpoint.step == checkpoint.run.steps
-        else f"{checkpoint.run.name}, step {checkpoint.step:,}"
-    )
+    run, step = checkpoint.run, checkpoint.step
+    return run.name if step == run.steps else f"{run.name}, step {step:,}"
 
 
 def describe_start(start: Size | Hub) -> str:
@@ -380,11 +370,10 @@ def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
 def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
     run, progress = checkpoint.run, checkpoint.about["progress"]
     wsd, adam, packing = run.schedule, run.optimizer, run.packing
-    decayed = (
-        f"down in a line to 0 over the last {wsd.decay:,} steps"
-        if checkpoint.step > run.decay_start
-        else "not decayed"
-    )
+    decayed = "not decayed"
+    if checkpoint.step > run.decay_start:
+        decayed = f"down in a line to 0 over the last {wsd.decay:,} steps"
+    machine = escaped(progress["machine"].get("device", "")) or "one machine"
     rows: Rows = [
         ("tokens", f"{short(progress['tokens'])} in all, {short(run.batch_tokens)} a step"),
         ("rows", f"{type(packing).__name__.lower()} of {packing.length:,} tokens"),
@@ -401,10 +390,7 @@ def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
         rows.append(("adapter", f"LoRA of rank {run.adapter.rank}, alpha {run.adapter.alpha:g}, merged here"))
     if run.freeze != "nothing":
         rows.append(("frozen", escaped(run.freeze)))
-    machine = progress["machine"].get("device", "")
-    rows.append(
-        ("time", f"{duration(progress['seconds'])} of training on {escaped(machine) or 'one machine'}")
-    )
+    rows.append(("time", f"{duration(progress['seconds'])} of training on {machine}"))
     return [*rows, ("key", f"`{checkpoint.key}`")]
 
 
@@ -419,9 +405,8 @@ def data(checkpoint: SavedCheckpoint, shards: Shards) -> list[str]:
     if isinstance(corpus.tokenizer, Pretrained):
         start, source = lineage(run)[0].start, PurePath(corpus.tokenizer.source)
         name = without_folders(str(source))
-        if source.parent.name == CONVERTED and isinstance(
-            start, Hub
-        ):  # a copy in the store, named by its hash
+        # A converted tokenizer is a copy in the store, named by its hash.
+        if source.parent.name == CONVERTED and isinstance(start, Hub):
             name = f"of {without_folders(start.source)}{f', {start.gguf}' if start.gguf else ''}, converted"
         tokenizer = f"{escaped(name)}, mask token {card['mask_rule']}"
     rows: Rows = [

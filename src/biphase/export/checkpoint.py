@@ -6,32 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, EuroBertForMaskedLM
+from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
+from biphase.export import writing
 from biphase.export.card import Card, base_of, data, grids_of, loading, losses, recipe_lines, scores, titled
 from biphase.export.folder import SavedCheckpoint, Say, building
-from biphase.export.writing import (
-    Exported,
-    ExportedTokenizer,
-    Prompts,
-    Readback,
-    Written,
-    WrittenForm,
-    check_tokenizer,
-    edits_for,
-    ours,
-    ours_logits,
-    probe_texts,
-    prompts_of,
-    tokenizer_of,
-    write_model,
-    write_onnx,
-    write_sentences,
-    write_tokenizer,
-)
+from biphase.export.writing import Exported, ExportedTokenizer, Prompts, Written, WrittenForm
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.models.native import is_masked, masked_forms
@@ -48,6 +30,13 @@ def shards_of(run: Pretrain, store: Store) -> Shards:
     return Shards.open(store.shards / identities(store).data(run))
 
 
+def tokenizer_for(run: Pretrain, shards: Shards, context: int) -> ExportedTokenizer:
+    """The tokenizer of a run's model, for texts of up to `context` tokens."""
+    corpus, saved = corpus_of(run), load_saved(shards.tokenizer)
+    trained_here = isinstance(corpus.tokenizer, BPE)
+    return writing.tokenizer_of(saved, bos=corpus.bos, context=context, trained_here=trained_here)
+
+
 def export_checkpoint(
     checkpoint: SavedCheckpoint, store: Store, target: Path, *, onnx: bool, say: Say
 ) -> Exported:
@@ -58,23 +47,17 @@ def export_checkpoint(
         model = model_of_checkpoint(run, checkpoint.key, store, shards)
         model.eval()
         width, context = model.encoder.width, run.packing.length
-        corpus = corpus_of(run)
-        tokenizer = tokenizer_of(
-            load_saved(shards.tokenizer),
-            bos=corpus.bos,
-            context=context,
-            trained_here=isinstance(corpus.tokenizer, BPE),
-        )
+        tokenizer = tokenizer_for(run, shards, context)
         say("writing it, and reading it again")
         written = write_encoder(model, tokenizer, folder)
         del model  # from here on the folder is checked, not the model in memory
-        write_tokenizer(tokenizer, folder)
-        check_tokenizer(tokenizer, folder, fills=is_masked(written.architecture))
-        prompts = prompts_of(Retrieve())
-        write_sentences(folder, width=width, context=context, prompts=prompts)
+        writing.write_tokenizer(tokenizer, folder)
+        writing.check_tokenizer(tokenizer, folder, fills=is_masked(written.architecture))
+        prompts = writing.prompts_of(Retrieve())
+        writing.write_sentences(folder, width=width, context=context, prompts=prompts)
         if onnx:
             say("writing ONNX, and running it")
-            write_onnx(folder, tokenizer)
+            writing.write_onnx(folder, tokenizer)
         card = _card(checkpoint, store, shards, written, prompts, onnx=onnx)
         (folder / "README.md").write_text(card.text(), encoding="utf-8")
     return Exported(target, written, onnx)
@@ -84,31 +67,25 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
     """Write a language model as an encoder: as EuroBERT if its architecture fits, otherwise in its own class."""
     own: Any = model.model
     encoder: Encoder = model.encoder
-    texts = probe_texts(encoder.trunk.config, tokenizer)
-    hidden, logits = ours(encoder, texts), ours_logits(model, texts)
+    texts = writing.probe_texts(encoder.trunk.config, tokenizer)
+    # The logits of long texts would need too much memory.
+    short = tuple(text for text in texts if len(text) < writing.LONGEST) or texts[:1]
+    hidden = writing.Readback(AutoModel, writing.ours(encoder, texts))
+    logits = writing.ours(model.logits, short)
 
-    def readbacks(auto: Any) -> tuple[Readback, Readback]:
-        return Readback(AutoModel, hidden, last_hidden), Readback(auto, logits, lambda output: output.logits)
+    def form(whole: Any, auto: Any = AutoModelForMaskedLM, edits: Any = ({},)) -> WrittenForm:
+        return WrittenForm(whole, (hidden, writing.Readback(auto, logits, ("logits",))), edits)
 
     def forms() -> Iterator[WrittenForm]:
-        for build in masked_forms(
-            model, tokenizer.context, classifier_pooling="mean", **tokenizer.native_ids
-        ):
-            masked = build()
-            native = isinstance(masked, EuroBertForMaskedLM)
-            yield WrittenForm(masked, readbacks(AutoModelForMaskedLM), native=native)
+        ids = tokenizer.native_ids
+        for build in masked_forms(model, tokenizer.context, classifier_pooling="mean", **ids):
+            yield form(build())
         if is_masked(type(own).__name__):
-            yield WrittenForm(own, readbacks(AutoModelForMaskedLM))
+            yield form(own)
         else:
-            yield WrittenForm(
-                own, readbacks(AutoModelForCausalLM), edits_for(own.config, windows=encoder.windows)
-            )
+            yield form(own, AutoModelForCausalLM, writing.edits_for(own.config, windows=encoder.windows))
 
-    return write_model(folder, forms(), tokenizer, title=type(own).__name__)
-
-
-def last_hidden(output: Any) -> Tensor:
-    return output.last_hidden_state
+    return writing.write_model(folder, forms(), tokenizer, title=type(own).__name__)
 
 
 # ---------------------------------------------------------------- card
@@ -134,10 +111,11 @@ def _card(
         ),
         pipeline="fill-mask" if fills else "feature-extraction",
         library="transformers",
-        tags=["sentence-transformers", "feature-extraction", *(["onnx"] if onnx else [])],
+        tags=["sentence-transformers", "feature-extraction"],
         base=base_of(checkpoint.run),
         needs=written.needs,
-        loading=loading(written, prompts, fills=not not_masked, onnx=onnx),
+        loading=loading(written, prompts, fills=not not_masked),
+        graph="last_hidden_state" if onnx else "",
         sections=[
             ("How it was trained", recipe_lines(checkpoint)),
             ("Data", data(checkpoint, shards)),

@@ -31,9 +31,7 @@ def refuse_taken(target: Path) -> None:
     if target.is_symlink() or (target.exists() and not target.is_dir()):
         raise SpecError(f"{target} is a file; type the name of a folder that is not there yet")
     if target.is_dir() and any(target.iterdir()):
-        raise SpecError(
-            f"{target} is not empty, and an export never writes over anything; type another folder"
-        )
+        raise SpecError(f"{target} is not empty, and an export overwrites nothing; type another folder")
 
 
 @contextlib.contextmanager
@@ -92,16 +90,14 @@ def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
             refuse_metadata_only(digits, store)
         why = f"{count} results begin with it; type more digits" if count else "there is no such result"
         raise SpecError(f"{digits} names no one result of {store.root}: {why}")
-    return saved_checkpoint(checkpoints[0], store) if checkpoints else saved_trial(trials[0], store)
+    if checkpoints:
+        return saved_checkpoint(checkpoints[0], store)
+    return SavedTrial(trials[0], read_trial(store, trials[0]))
 
 
 def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
     about = read_checkpoint_file(store.checkpoints / key)
     return SavedCheckpoint(key, decode(about["run"]), int(about["progress"]["step"]), about)
-
-
-def saved_trial(key: str, store: Store) -> SavedTrial:
-    return SavedTrial(key, read_trial(store, key))
 
 
 # ---------------------------------------------------------------- upload
@@ -112,12 +108,10 @@ def check_push(repo: str) -> None:
     from huggingface_hub import constants, get_token
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
-        raise SpecError(
-            f"--push {repo}: a repository is named owner/name; type for example --push me/my-encoder"
-        )
+        raise SpecError(f"--push {repo}: name it owner/name; type for example --push me/my-encoder")
     if constants.HF_HUB_OFFLINE:
         raise SpecError(
-            "--push needs the hub, and HF_HUB_OFFLINE says to leave it alone; type HF_HUB_OFFLINE=0 before it"
+            "--push needs the hub, and HF_HUB_OFFLINE forbids it; type HF_HUB_OFFLINE=0 before it"
         )
     if get_token() is None:
         raise SpecError("--push needs a token that may write; type hf auth login, or set HF_TOKEN")
@@ -136,9 +130,7 @@ def upload(folder: Path, repo: str, *, public: bool, say: Say) -> str:
         api.create_repo(repo, private=not public, exist_ok=True)
         visible = not api.model_info(repo).private
         if visible and not public:
-            raise SpecError(
-                f"{repo} is there and public, and nothing was uploaded; type --public, or another name for --push"
-            )
+            raise SpecError(f"{repo} is public, and nothing was uploaded; type --public, or another --push")
         commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Exported by biphase")
     except SpecError:
         raise

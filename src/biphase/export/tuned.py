@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import (
     AutoModel,
     AutoModelForQuestionAnswering,
@@ -26,50 +26,19 @@ from transformers import (
     EuroBertModel,
 )
 
-from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, ModelError, SpecError
-from biphase.export import card
-from biphase.export.card import (
-    Card,
-    TaskScores,
-    base_of,
-    describe_start,
-    escaped,
-    grids_of,
-    table,
-    titled,
-    without_folders,
-)
-from biphase.export.card import recipe_lines as how_trained
-from biphase.export.checkpoint import last_hidden, limits_of, shards_of
+from biphase.export import card, writing
+from biphase.export.card import Card, escaped, table
+from biphase.export.checkpoint import limits_of, shards_of, tokenizer_for
 from biphase.export.folder import SavedCheckpoint, SavedTrial, Say, building, saved_checkpoint
-from biphase.export.writing import (
-    Exported,
-    ExportedTokenizer,
-    Readback,
-    Written,
-    WrittenForm,
-    check_tokenizer,
-    edits_for,
-    ours,
-    ours_tuned,
-    probe_texts,
-    prompts_of,
-    tokenizer_of,
-    tokenizer_of_hub,
-    write_model,
-    write_onnx,
-    write_sentences,
-    write_tokenizer,
-)
+from biphase.export.writing import Exported, ExportedTokenizer, Readback, Written, WrittenForm
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, encoder_of
 from biphase.finetune.tune import Tuner
 from biphase.keys import finetuning_key, trial_key
 from biphase.models.native import as_eurobert
-from biphase.presets import corpus_of
 from biphase.progress import Live
 from biphase.records import decode
-from biphase.specs import BPE, Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Tag, Task
+from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Size, Tag, Task
 from biphase.specs.tasks import FAMILY_OF, Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
@@ -95,33 +64,26 @@ class TrialRecipe:
     encoder: EncoderUnderTest
     tokenizer: ExportedTokenizer
 
-    @property
-    def metric(self) -> str:
-        return self.trial.about["metric"]
+    def compare(self, validation: float) -> str:
+        """Compare a validation score with the recorded one, which chose the learning rate, as text."""
+        metric, recorded = self.trial.about["metric"], self.recorded
+        text = f"validation {metric} {validation * 100:.2f}%"
+        if validation == recorded:
+            return f"{text}, the same as when it was first made"
+        return f"{text}, and {recorded * 100:.2f}% when it was first made (on another machine sums come in another order)"
 
     @property
     def recorded(self) -> float:
-        """The validation score that chose the learning rate."""
-        return self.trial.about["scores"]["validation"][self.metric]
+        return self.trial.about["scores"]["validation"][self.trial.about["metric"]]
 
 
 @dataclass(frozen=True)
 class Retrained:
-    """A retrained model and its validation score."""
+    """A retrained model, and how its validation score compares with the trial's."""
 
     recipe: TrialRecipe
     model: TaskModel
-    validation: float
-
-    def comparison(self) -> str:
-        """Compare the validation score with the one that the trial recorded, as text."""
-        now, then = (f"{score * 100:.2f}%" for score in (self.validation, self.recipe.recorded))
-        if self.validation == self.recipe.recorded:
-            return f"validation {self.recipe.metric} {now}, the same as when it was first made"
-        return (
-            f"validation {self.recipe.metric} {now}, and {then} when it was first made (on another machine sums come "
-            "in another order)"
-        )
+    comparison: str
 
 
 def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
@@ -140,7 +102,11 @@ def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
     run, saved = _model_of(about["model"], store)
     _refuse_other_data(trial, spec, task, trained_on, store)
     encoder = encoder_of(run, saved.key if saved else None, store, lambda run: shards_of(run, store), spec)
-    tokenizer = _tokenizer(run, saved, store, encoder)
+    texts = encoder.tokenization
+    if saved is None and isinstance(run.start, Hub):
+        tokenizer = writing.tokenizer_of_hub(run.start, texts.before, texts.after, texts.length)
+    else:
+        tokenizer = tokenizer_for(run, shards_of(run, store), texts.length)
     return TrialRecipe(trial, spec, task, trained_on, run, saved, encoder, tokenizer)
 
 
@@ -162,27 +128,20 @@ def retrain(recipe: TrialRecipe, say: Say) -> Retrained:
     tuner = Tuner(recipe.spec, distributed.join().device, lambda model: recipe.encoder, live=live)
     tuner.load(about["model"])
     steps = tuner.family(recipe.trained_on).steps
-    say(
-        f"fine-tuning on {recipe.trained_on.name} again, {steps:,} steps, and scoring it on {recipe.task.name}"
-    )
+    say(f"fine-tuning on {recipe.trained_on.name} again, {steps:,} steps, and scoring on {recipe.task.name}")
     tuned = tuner.tune(
         about["model"], recipe.trained_on, lr=about["lr"], seed=about["seed"], scored_on=[recipe.task]
     )
     live("")
-    reached = tuned.scores[recipe.task.name].parts["validation"].metrics[recipe.metric]
-    retrained = Retrained(recipe, tuned.model.float().cpu(), reached)
-    _refuse_another(retrained)
-    return retrained
-
-
-def _refuse_another(retrained: Retrained) -> None:
-    trial = retrained.recipe.trial
-    allowed = max(SCORE_TOLERANCE, FEW_EXAMPLES / trial.about["examples"]["validation"])
-    if abs(retrained.validation - retrained.recipe.recorded) > allowed:
+    reached = tuned.scores[recipe.task.name].parts["validation"].metrics[about["metric"]]
+    comparison = recipe.compare(reached)
+    allowed = max(SCORE_TOLERANCE, FEW_EXAMPLES / about["examples"]["validation"])
+    if abs(reached - recipe.recorded) > allowed:
         raise ModelError(
-            f"{trial.key[:8]}: {retrained.comparison()}: more than {allowed * 100:.1f} points apart, so this is not the model "
+            f"{recipe.trial.key[:8]}: {comparison}: more than {allowed * 100:.1f} points apart, so this is not the model "
             "that was scored; look whether the data has changed, or run the study again to score it here"
         )
+    return Retrained(recipe, tuned.model.float().cpu(), comparison)
 
 
 def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]:
@@ -197,24 +156,7 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]
             if key in roots:
                 return roots[key].run, None
     refuse_metadata_only(key, store)
-    raise SpecError(
-        f"the model {key[:8]} that was fine-tuned is not in {store.checkpoints}; run the study again to make it"
-    )
-
-
-def _tokenizer(
-    run: Pretrain, saved: SavedCheckpoint | None, store: Store, encoder: EncoderUnderTest
-) -> ExportedTokenizer:
-    tokenization = encoder.tokenization
-    if saved is None and isinstance(run.start, Hub):
-        return tokenizer_of_hub(run.start, tokenization.before, tokenization.after, tokenization.length)
-    corpus = corpus_of(run)
-    return tokenizer_of(
-        load_saved(shards_of(run, store).tokenizer),
-        bos=corpus.bos,
-        context=tokenization.length,
-        trained_here=isinstance(corpus.tokenizer, BPE),
-    )
+    raise SpecError(f"the model {key[:8]} that was fine-tuned is not in {store.root}; run the study again")
 
 
 # ---------------------------------------------------------------- classes of transformers
@@ -247,16 +189,14 @@ KINDS: dict[type[Form], Kind] = {
 }
 if missing := FAMILY_OF.keys() - KINDS.keys():
     raise NotImplementedError(
-        f"export.tuned has no class of transformers for {missing} of specs.tasks.FAMILIES"
+        f"export.tuned lacks a class of transformers for {missing} of specs.tasks.FAMILIES"
     )
 
 
 def kind_of(recipe: TrialRecipe) -> Kind:
     """The transformers class for a fine-tuned model."""
     form = recipe.trained_on.form
-    if (
-        isinstance(form, Answer) and recipe.spec.protocol == "paper"
-    ):  # each token is in the answer or not: two tags
+    if isinstance(form, Answer) and recipe.spec.protocol == "paper":  # two tags: in the answer or not
         return replace(KINDS[Tag], labels=("O", "ANSWER"))
     kind = KINDS[type(form)]
     return replace(kind, labels=getattr(form, "labels", kind.labels))
@@ -265,44 +205,37 @@ def kind_of(recipe: TrialRecipe) -> Kind:
 # ---------------------------------------------------------------- card
 
 
-LIBRARIES = {"sentence-similarity": "sentence-transformers"}
-
-
 def tuned_card(retrained: Retrained, store: Store, written: Written, kind: Kind, *, onnx: bool) -> Card:
     """The card of a fine-tuned model: its task, its scores, and how its inputs must be written."""
     recipe = retrained.recipe
     task, form = recipe.trained_on, recipe.trained_on.form
     if isinstance(form, Retrieve):
-        loading = [card.embeddings(prompts_of(form))]
+        snippet, library = card.embeddings(writing.prompts_of(form)), "sentence-transformers"
     else:
-        loading = [card.answers() if kind.pipeline == ANSWERS else card.pipeline_snippet(kind.pipeline)]
-    if onnx:
-        loading.append(card.graph(kind.output))
-    base = titled(recipe.checkpoint) if recipe.checkpoint else recipe.run.name
-    sections = [
-        ("What it was fine-tuned on", _training_lines(retrained, kind.labels)),
-        ("Scores", _score_lines(retrained, store)),
-    ]
+        snippet = card.ANSWERS if kind.pipeline == ANSWERS else card.pipeline_snippet(kind.pipeline)
+        library = "transformers"
     if recipe.checkpoint is not None:
-        sections.append(("How the encoder was trained", how_trained(recipe.checkpoint)))
+        base = card.titled(recipe.checkpoint)
+        origin = ("How the encoder was trained", card.recipe_lines(recipe.checkpoint))
     else:
-        start: Any = recipe.run.start
-        sections.append(("The encoder", [f"{describe_start(start)}."]))
+        base, start = recipe.run.name, recipe.run.start
+        assert isinstance(start, Size | Hub)
+        origin = ("The encoder", [f"{card.describe_start(start)}."])
     return Card(
         title=f"{base}, {task.name}",
-        summary=(
-            f"{escaped(base)}, fine-tuned with biphase on {escaped(task.name)}, as {written.architecture}."
-        ),
+        summary=f"{escaped(base)}, fine-tuned with biphase on {escaped(task.name)}, as {written.architecture}.",
         pipeline=kind.pipeline,
-        library=LIBRARIES.get(kind.pipeline, "transformers"),
-        tags=[
-            *(["sentence-transformers"] if isinstance(form, Retrieve) else []),
-            *(["onnx"] if onnx else []),
-        ],
-        base=base_of(recipe.run),
+        library=library,
+        tags=[library] if isinstance(form, Retrieve) else [],
+        base=card.base_of(recipe.run),
         needs=written.needs,
-        loading=loading,
-        sections=sections,
+        loading=[snippet],
+        graph=kind.output if onnx else "",
+        sections=[
+            ("What it was fine-tuned on", _training_lines(retrained, kind.labels)),
+            ("Scores", _score_lines(retrained, store)),
+            origin,
+        ],
         limits=[
             *limits_of(written),
             f"Texts must be written as in training, see above, and are cut at {recipe.tokenizer.context:,} tokens.",
@@ -317,7 +250,7 @@ def _training_lines(retrained: Retrained, labels: tuple[str, ...]) -> list[str]:
     templates = (json.dumps(template, ensure_ascii=False) for template in task.form.templates.values())
     texts = " and ".join(map(escaped, templates))
     rows = [
-        ("task", f"{escaped(task.name)}, from {escaped(without_folders(task.source))}"),
+        ("task", f"{escaped(task.name)}, from {escaped(card.without_folders(task.source))}"),
         ("texts", texts or "words with one space between them"),
         *([("labels", ", ".join(map(escaped, labels)))] if labels else []),
         ("steps", f"{about['steps']:,} of {task.batch} examples"),
@@ -329,40 +262,26 @@ def _training_lines(retrained: Retrained, labels: tuple[str, ...]) -> list[str]:
 
 
 def _score_lines(retrained: Retrained, store: Store) -> list[str]:
-    about = retrained.recipe.trial.about
-    parts = [part for part in ("validation", "test") if part in about["scores"]]
-    names = list(about["scores"][parts[0]])
+    trial = retrained.recipe.trial
+    scores = trial.about["scores"]
+    parts = [part for part in ("validation", "test") if part in scores]
+    rows: card.Rows = [
+        (escaped(name), *(f"{scores[part][name] * 100:.2f}" for part in parts)) for name in scores[parts[0]]
+    ]
     lines = [
         f"On {escaped(retrained.recipe.task.name)}, as measured when it was first made; learning rates were chosen by validation "
         "scores alone.",
         "",
-        f"| metric | {' | '.join(f'{part}, %' for part in parts)} |",
-        f"|{'---|' * (len(parts) + 1)}",
-    ]
-    for name in names:
-        cells = " | ".join(f"{about['scores'][part][name] * 100:.2f}" for part in parts)
-        lines.append(f"| {escaped(name)} | {cells} |")
-    lines += [
+        *table(rows, ("metric", *(f"{part}, %" for part in parts))),
         "",
-        f"Its weights were not kept: it was fine-tuned again for this folder, {retrained.comparison()}.",
+        f"Its weights were not kept: it was fine-tuned again for this folder, {retrained.comparison}.",
     ]
-    grid = _grid(retrained, store)
-    if grid is not None and len(grid.seeds) > 1 and grid.rate == about["lr"]:
-        lines += [
-            "",
-            f"Over {len(grid.seeds)} seeds the test {escaped(grid.metric)} is {grid.test_score()}% (95% interval).",
-        ]
+    for grid in card.grids_of(trial.about["model"], store):
+        same = any(other.key == trial.key for other in grid.trials.values())
+        if same and len(grid.seeds) > 1 and grid.rate == trial.about["lr"]:
+            score = f"the test {escaped(grid.metric)} is {grid.test_score()}% (95% interval)"
+            lines += ["", f"Over {len(grid.seeds)} seeds {score}."]
     return lines
-
-
-def _grid(retrained: Retrained, store: Store) -> TaskScores | None:
-    cell = retrained.recipe.trial.about["lr"], retrained.recipe.trial.about["seed"]
-    found = (
-        grid
-        for grid in grids_of(retrained.recipe.trial.about["model"], store)
-        if grid.trials.get(cell) is not None
-    )
-    return next((grid for grid in found if grid.trials[cell].key == retrained.recipe.trial.key), None)
 
 
 # ---------------------------------------------------------------- export
@@ -371,16 +290,13 @@ def _grid(retrained: Retrained, store: Store) -> TaskScores | None:
 def refuse_without_class(recipe: TrialRecipe, kind: Kind) -> None:
     """Raise before the work if transformers has no class for this model and task."""
     encoder, tokenizer = recipe.encoder.encoder, recipe.tokenizer
-    trunk: Any = encoder.trunk
-    ids: dict[str, Any] = tokenizer.native_ids
-    if kind.native and as_eurobert(encoder, tokenizer.context, EuroBertModel, {}, **ids) is not None:
-        return
-    if _has_own(trunk, kind):
-        return
-    raise ModelError(
-        f"transformers has no class that does {kind.pipeline} on {type(trunk).__name__} as it was fine-tuned here; "
-        "export the encoder instead, by the key of its checkpoint, or fine-tune another one"
-    )
+    fields = tokenizer.native_ids
+    native = kind.native and as_eurobert(encoder, tokenizer.context, EuroBertModel, {}, **fields)
+    if not native and not _has_own(encoder.trunk, kind):
+        raise ModelError(
+            f"transformers has no class that does {kind.pipeline} on {type(encoder.trunk).__name__} as it was fine-tuned "
+            "here; export the encoder instead, by the key of its checkpoint, or fine-tune another one"
+        )
 
 
 def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, say: Say) -> Exported:
@@ -391,85 +307,70 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
         kind, tokenizer = kind_of(recipe), recipe.tokenizer
         refuse_without_class(recipe, kind)
         if onnx and kind.pipeline == ANSWERS:
-            raise SpecError(
-                "a model that answers by start and end has two outputs, not one graph; leave out --onnx"
-            )
+            raise SpecError("answers by start and end are two outputs, not one graph; leave out --onnx")
         retrained = retrain(recipe, say)
         say("writing it, and reading it again")
         written = _write(retrained, kind, folder)
-        write_tokenizer(tokenizer, folder)
-        check_tokenizer(tokenizer, folder)
+        writing.write_tokenizer(tokenizer, folder)
+        writing.check_tokenizer(tokenizer, folder)
         form = recipe.trained_on.form
         if isinstance(form, Retrieve):
-            width = retrained.model.encoder.width
-            write_sentences(folder, width=width, context=tokenizer.context, prompts=prompts_of(form))
+            width, prompts = retrained.model.encoder.width, writing.prompts_of(form)
+            writing.write_sentences(folder, width=width, context=tokenizer.context, prompts=prompts)
         if onnx:
             say("writing ONNX, and running it")
-            write_onnx(folder, tokenizer, auto=kind.auto, output=kind.output)
+            writing.write_onnx(folder, tokenizer, auto=kind.auto, output=kind.output)
         model_card = tuned_card(retrained, store, written, kind, onnx=onnx)
         (folder / "README.md").write_text(model_card.text(), encoding="utf-8")
-    return Exported(place, written, onnx, note=f"fine-tuned again: {retrained.comparison()}")
+    return Exported(place, written, onnx, note=f"fine-tuned again: {retrained.comparison}")
 
 
 def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
     model, tokenizer = retrained.model, retrained.recipe.tokenizer
     trunk: Any = model.encoder.trunk
-    texts = probe_texts(trunk.config, tokenizer)
-    hidden = Readback(AutoModel, ours(model.encoder, texts), last_hidden)
+    texts = writing.probe_texts(trunk.config, tokenizer)
+    hidden = Readback(AutoModel, writing.ours(model.encoder, texts))
     compared: tuple[Readback, ...] = (hidden,)
     if kind.pipeline == ANSWERS:
         # Some of these classes store the trunk under a name that AutoModel does not know.
-        compared = (Readback(kind.auto, ours_tuned(model, texts), _bounds),)
+        compared = (Readback(kind.auto, writing.ours_tuned(model, texts), ("start_logits", "end_logits")),)
     elif kind.labels:
-        compared = hidden, Readback(kind.auto, ours_tuned(model, texts), lambda output: output.logits)
+        compared = hidden, Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
 
     def forms() -> Iterator[WrittenForm]:
+        encoder = model.encoder
         if kind.native is not None:
-            head = {_HEAD_NAMES[name]: tensor for name, tensor in model.head.state_dict().items()}
+            head = model.head.state_dict()
+            head = {
+                name.replace("out.", "classifier."): tensor for name, tensor in head.items()
+            }  # EuroBERT's names
+            fields = named | tokenizer.native_ids
             native = as_eurobert(
-                model.encoder,
-                tokenizer.context,
-                kind.native,
-                head,
-                classifier_pooling="mean",
-                **named,
-                **tokenizer.native_ids,
+                encoder, tokenizer.context, kind.native, head, classifier_pooling="mean", **fields
             )
             if native is not None:
-                yield WrittenForm(native(), compared, native=True)
+                yield WrittenForm(native(), compared)
         own = _own(trunk, kind, model.head, named)
         if own is not None:
-            yield WrittenForm(own, compared, ({}, *edits_for(trunk.config, windows=model.encoder.windows)))
+            edits = writing.edits_for(trunk.config, windows=encoder.windows)
+            yield WrittenForm(own, compared, ({}, *edits))
 
-    return write_model(folder, forms(), tokenizer, title=f"{type(trunk).__name__} for {kind.pipeline}")
-
-
-# The names of our head's parameters in EuroBERT's classes.
-_HEAD_NAMES = {
-    "dense.weight": "dense.weight",
-    "dense.bias": "dense.bias",
-    "out.weight": "classifier.weight",
-    "out.bias": "classifier.bias",
-}
+    title = f"{type(trunk).__name__} for {kind.pipeline}"
+    return writing.write_model(folder, forms(), tokenizer, title=title)
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:
     """Whether transformers has a class for it. Of its text classifiers, only EuroBERT's has a head like ours."""
-    if not kind.labels:
-        return True
-    return (
-        kind.auto is not AutoModelForSequenceClassification and type(trunk.config) in kind.auto._model_mapping
-    )
+    known = kind.auto is not AutoModelForSequenceClassification
+    return not kind.labels or (known and type(trunk.config) in kind.auto._model_mapping)
 
 
 def _own(trunk: Any, kind: Kind, head: nn.Module, named: dict[str, Any]) -> Any | None:
     """The transformers class for this trunk and task, with our weights; None if there is none like ours."""
-    if not _has_own(trunk, kind):
-        return None
-    if not kind.labels:
-        return trunk
+    if not kind.labels or not _has_own(trunk, kind):
+        return None if kind.labels else trunk
     config = copy.deepcopy(trunk.config)
     for name, value in named.items():
         setattr(config, name, value)
@@ -485,7 +386,3 @@ def _own(trunk: Any, kind: Kind, head: nn.Module, named: dict[str, Any]) -> Any 
         matrices[0].bias.copy_(out.bias)
     missing, unexpected = whole.base_model.load_state_dict(trunk.state_dict(), strict=False)
     return None if unexpected or any(not name.startswith("pooler.") for name in missing) else whole
-
-
-def _bounds(output: Any) -> Tensor:
-    return torch.stack([output.start_logits, output.end_logits], dim=-1)

@@ -30,11 +30,11 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -48,8 +48,7 @@ from biphase.data.corpus import TOKENIZER_FILES
 from biphase.data.tokenizer import Tokenizer, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
 from biphase.finetune.encoder import TaskModel
-from biphase.models.backbone import LanguageModel
-from biphase.models.encoder import Encoder, TextHead, pack
+from biphase.models.encoder import TextHead, pack
 from biphase.models.hub import load_tokenizer, missing_weights, quietly, windows_of
 from biphase.specs import Hub, Retrieve
 from biphase.store import read_json, write_json
@@ -65,7 +64,6 @@ TEXTS = (
     "日本語 and עברית and 🙂",
     "a",
 )
-BEFORE_MASK = "the cat"
 
 
 @dataclass(frozen=True)
@@ -86,15 +84,13 @@ class ExportedTokenizer:
         return self.named["pad_token"]
 
     @property
-    def token_ids(self) -> dict[str, int | None]:
+    def token_ids(self) -> dict[str, Any]:
         """The special token ids as a model's configuration names them."""
-        return {
-            f"{name}_id": self.named.get(name)
-            for name in ("pad_token", "bos_token", "eos_token", "mask_token")
-        }
+        names = ("pad_token", "bos_token", "eos_token", "mask_token")
+        return {f"{name}_id": self.named.get(name) for name in names}
 
     @property
-    def native_ids(self) -> dict[str, int | None]:
+    def native_ids(self) -> dict[str, Any]:
         """As `token_ids`, for EuroBERT, whose configuration requires a mask token."""
         return self.token_ids | {"mask_token_id": self.named.get("mask_token", self.pad)}
 
@@ -184,49 +180,36 @@ def _template(tokenizer: ExportedTokenizer) -> Any:
 
 
 def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool = False) -> None:
-    """Raise if transformers encodes texts differently; with `fills`, also texts with a mask token."""
+    """Raise if transformers encodes texts differently; with `fills`, also a text with a mask token."""
+    expected: dict[str, Any] = {text: tokenizer.ids(text) for text in TEXTS}
     try:
         with quietly():  # transformers warns about a context of a few tokens
             loaded: Any = AutoTokenizer.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
             )
-            encoded = {text: loaded(text)["input_ids"] for text in TEXTS}
-            masked_text = f"{BEFORE_MASK} {loaded.mask_token} on the mat"
-            masked = loaded(masked_text, add_special_tokens=False)["input_ids"]
-        named = {name: getattr(loaded, f"{name}_id") for name in tokenizer.named}
+            # A mask of ours takes the space before it: the model never saw that space alone.
+            if fills and tokenizer.mask_is_ours:
+                mask, ids = tokenizer.named["mask_token"], tokenizer.ids("the cat")
+                at = len(ids) - len(tokenizer.after)
+                expected[f"the cat {loaded.mask_token}"] = [*ids[:at], mask, *ids[at:]]
+            found = {text: loaded(text)["input_ids"] for text in expected}
+        found |= {name: getattr(loaded, f"{name}_id") for name in tokenizer.named}
     except Exception as wrong:  # tokenizer classes raise many types
         raise ModelError(
             f"transformers cannot load the tokenizer that was written ({one_line(wrong)}); it cannot be exported"
         ) from None
-    for text, ids in encoded.items():
-        if ids != tokenizer.ids(text):
+    for what, right in (expected | tokenizer.named).items():
+        if found[what] != right:
             raise ModelError(
-                f"transformers reads {text!r} as {ids}, and the model was trained with {tokenizer.ids(text)}; "
+                f"transformers reads {what!r} as {found[what]}, and the model was trained with {right}; "
                 "its tokenizer cannot be exported"
             )
-    before = tokenizer.model.encode(BEFORE_MASK, add_special_tokens=False).ids
-    if (
-        fills
-        and tokenizer.mask_is_ours
-        and masked[: len(before) + 1] != [*before, tokenizer.named["mask_token"]]
-    ):
-        raise ModelError(
-            "transformers reads a stray token before the mask token, which the model never saw; it cannot be exported"
-        )
-    if named != tokenizer.named:
-        raise ModelError(
-            f"transformers takes {named} for special tokens, which are {tokenizer.named}; its tokenizer cannot be exported"
-        )
 
 
 # ---------------------------------------------------------------- sentence-transformers
 
 
-SENTENCE_MODULES = "sentence_transformers.models"
-
-
-@dataclass(frozen=True)
-class Prompts:
+class Prompts(NamedTuple):
     """The prefixes of queries and documents."""
 
     query: str
@@ -241,35 +224,29 @@ def prompts_of(form: Retrieve) -> Prompts:
 def write_sentences(folder: Path, *, width: int, context: int, prompts: Prompts) -> None:
     """Write the sentence-transformers files beside the model's."""
     modules = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
-    write_json(
-        folder / "modules.json",
-        [
-            {"idx": number, "name": str(number), "path": path, "type": f"{SENTENCE_MODULES}.{kind}"}
+    others = ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
+    files = {
+        "modules.json": [
+            {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.models.{kind}"}
             for number, (path, kind) in enumerate(modules)
         ],
-    )
-    write_json(folder / "sentence_bert_config.json", {"max_seq_length": context, "do_lower_case": False})
-    write_json(
-        folder / "config_sentence_transformers.json",
-        {
-            "prompts": {"query": prompts.query, "document": prompts.document},
+        "sentence_bert_config.json": {"max_seq_length": context, "do_lower_case": False},
+        "config_sentence_transformers.json": {
+            "prompts": prompts._asdict(),
             "default_prompt_name": None,
             "similarity_fn_name": "cosine",
         },
-    )
-    pooling = folder / "1_Pooling"
-    pooling.mkdir()
-    others = ("cls_token", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
-    write_json(
-        pooling / "config.json",
-        {
+        "1_Pooling/config.json": {
             "word_embedding_dimension": width,
             "pooling_mode_mean_tokens": True,
             **{f"pooling_mode_{name}": False for name in others},
             "include_prompt": True,
         },
-    )
+    }
     # Normalize has no configuration, so it has no folder: the hub would not keep an empty one.
+    (folder / "1_Pooling").mkdir()
+    for name, content in files.items():
+        write_json(folder / name, content)
 
 
 # ---------------------------------------------------------------- model
@@ -286,9 +263,7 @@ class Probes:
     """Texts, shortest first, and the trained model's outputs for them."""
 
     texts: tuple[np.ndarray, ...]
-    numbers: tuple[
-        Tensor, ...
-    ]  # of each text: (tokens, n) hidden states or logits; or (n,) logits of the text
+    numbers: tuple[Tensor, ...]  # of each text (tokens, n), or (n,) if they are the logits of the text
 
 
 def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, ...]:
@@ -300,24 +275,13 @@ def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, 
     return tuple(generator.choice(plain, length).astype(np.int64) for length in lengths)
 
 
-def ours(encoder: Encoder, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The trained encoder's hidden states of the texts."""
-    return _tokens(encoder, texts, next(encoder.parameters()).device)
-
-
-def ours_logits(model: LanguageModel, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The trained model's logits of the shorter texts; logits of long texts would need too much memory."""
-    short = tuple(text for text in texts if len(text) < LONGEST) or texts[:1]
-    return _tokens(model.logits, short, model.head.device)
-
-
 @torch.no_grad()
-def _tokens(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...], device: torch.device) -> Probes:
-    """What `read` returns for each token of the texts, one text at a time."""
+def ours(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...]) -> Probes:
+    """The hidden states or logits that the trained model, called as `read`, gives for each token of the texts."""
     numbers = []
     for text in texts:
-        packed = pack([text], varlen=False).to(device)
-        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float().cpu())
+        packed = pack([text], varlen=False)
+        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float())
     return Probes(texts, tuple(numbers))
 
 
@@ -334,7 +298,7 @@ def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float
     """The largest difference of any vector; `read` calls a transformers model and returns the compared tensor."""
     worst = 0.0
     for texts, ids, mask in _inputs(probes, pad):
-        numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float().cpu()
+        numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float()
         for row, text in enumerate(texts):
             theirs = numbers[row] if numbers.ndim == 2 else numbers[row, : len(probes.texts[text])]
             worst = max(worst, _apart(probes.numbers[text], theirs))
@@ -365,7 +329,7 @@ def _apart(ours: Tensor, theirs: Tensor) -> float:
 
 CONFIG = "config.json"
 LEAST = "5.17"  # the lowest version of transformers that exports are tested with
-NEW_FIELDS = ("is_causal", "rope_parameters")  # fields that transformers 4 ignores
+NEW_FIELDS = {"is_causal", "rope_parameters"}  # fields that transformers 4 ignores
 FORMAT = f"one for transformers>={LEAST}, which older versions would read wrongly"
 Edits = dict[str, Any]
 
@@ -376,7 +340,7 @@ class Readback:
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
     probes: Probes
-    numbers: Callable[[Any], Tensor]  # extracts the compared tensor from the model's output
+    outputs: tuple[str, ...] = ("last_hidden_state",)  # the compared fields; several are stacked
 
 
 @dataclass(frozen=True)
@@ -386,7 +350,6 @@ class WrittenForm:
     model: Any
     readbacks: tuple[Readback, ...]
     tries: tuple[Edits, ...] = ({},)
-    native: bool = False  # written as EuroBERT, whatever its original class
 
 
 @dataclass(frozen=True)
@@ -394,19 +357,23 @@ class Written:
     """How a model was written."""
 
     architecture: str  # the class that wrote it
-    native: bool
     deviation: float  # the largest difference found
     edits: Edits  # of its configuration, to make attention bidirectional
     attention: str  # the only implementation that agrees; empty: any
     marked: bool = False  # the weights have a header that transformers 4 refuses
 
     @property
+    def native(self) -> bool:
+        """Whether it is EuroBERT, whatever its original class."""
+        return self.architecture.startswith("EuroBert")
+
+    @property
     def needs(self) -> str:
         """The required version of transformers and what older ones do, as a sentence; empty if any works."""
         if not (self.native or self.marked):
             return ""
-        older = "5.0 and 5.1 read it forwards only" if self.edits else ""
-        return f"It needs transformers {LEAST} or later: 4.x refuses it{', ' if older else ''}{older}."
+        older = ", 5.0 and 5.1 read it forwards only" if self.edits else ""
+        return f"It needs transformers {LEAST} or later: 4.x refuses it{older}."
 
 
 def write_model(
@@ -418,12 +385,13 @@ def write_model(
         _save(form.model, folder, tokenizer.token_ids)
         best = _best(folder, form, tokenizer.pad, differences)
         if best is not None:
+            written = Written(type(form.model).__name__, *best)
             # Older versions refuse EuroBERT by its name.
-            marked = not form.native and any(name in read_json(folder / CONFIG) for name in NEW_FIELDS)
-            if marked:
-                _refuse_old_versions(folder)
-                load(folder, form.readbacks[0].auto)
-            return Written(type(form.model).__name__, form.native, *best, marked)
+            if written.native or not read_json(folder / CONFIG).keys() & NEW_FIELDS:
+                return written
+            _refuse_old_versions(folder)
+            load(folder, form.readbacks[0].auto)
+            return replace(written, marked=True)
         for path in (*folder.glob("*.safetensors*"), folder / CONFIG):
             path.unlink(missing_ok=True)
     why = "; ".join(dict.fromkeys(differences)) or "transformers has no class that computes the same"
@@ -459,9 +427,7 @@ def _best(
         for edits in form.tries:
             write_json(folder / CONFIG, plain | edits | only)
             try:
-                apart = max(
-                    _reread(folder, readback, pad, eager=not attention) for readback in form.readbacks
-                )
+                apart = max(_reread(folder, each, pad, eager=not attention) for each in form.readbacks)
             except Exception as wrong:  # model classes raise many types
                 differences.append(f"{plain['architectures'][0]}: {one_line(wrong)[:200]}")
                 continue
@@ -484,7 +450,9 @@ def _reread(folder: Path, readback: Readback, pad: int, *, eager: bool) -> float
     model = load(folder, readback.auto)
 
     def read(**inputs: Tensor) -> Tensor:
-        return readback.numbers(model(**inputs))
+        output = model(**inputs)
+        parts = [output[name] for name in readback.outputs]
+        return torch.stack(parts, dim=-1) if len(parts) > 1 else parts[0]
 
     apart = deviation(readback.probes, read, pad=pad)
     if eager and apart <= TOLERANCE:
@@ -531,22 +499,17 @@ def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
 
 GRAPH = Path("onnx") / "model.onnx"
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-ONNX_INPUTS = ("input_ids", "attention_mask")
 # Relative to the largest value. Thirty layers of a real model, summed in another order, differ by 1e-4; a wrong graph
 # differs by far more.
 ONNX_TOLERANCE = 1e-3
-LARGEST = (
-    1_500_000_000  # bytes of weights stored in the graph's own file; larger weights go into a second file
-)
+LARGEST = 1_500_000_000  # bytes of weights in the graph's own file; larger weights go into a second file
 
 
 def check_onnx_packages() -> None:
     """Refuse early if a required package is not installed."""
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
-        raise SpecError(
-            f"--onnx needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}"
-        )
+        raise SpecError(f"--onnx needs {' and '.join(missing)}; type pip install {' '.join(missing)}")
 
 
 class OneOutput(nn.Module):
@@ -565,18 +528,18 @@ def write_onnx(
     folder: Path, tokenizer: ExportedTokenizer, *, auto: Any = AutoModel, output: str = "last_hidden_state"
 ) -> None:
     """Write the graph of a folder's model into the folder; raise if its outputs differ from torch's."""
-    model = load(folder, auto, attn_implementation="eager")
-    plain = OneOutput(model, output).eval()
+    plain = OneOutput(load(folder, auto, attn_implementation="eager"), output).eval()
     path = folder / GRAPH
     path.parent.mkdir()
-    size = sum(weight.nbytes for weight in model.parameters())
+    size = sum(weight.nbytes for weight in plain.parameters())
     axes = {0: "batch", 1: "length"}
     try:
-        with torch.no_grad(), quietly(), _silent_exporter():
+        logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it notes what other packages lack
+        with torch.no_grad(), quietly(), warnings.catch_warnings(action="ignore"):
             program: Any = torch.onnx.export(
                 plain,
                 _batch(tokenizer, (2, 7)),
-                input_names=ONNX_INPUTS,
+                input_names=("input_ids", "attention_mask"),
                 output_names=(output,),
                 dynamic_shapes=(axes, axes),
                 dynamo=True,
@@ -585,21 +548,28 @@ def write_onnx(
             program.save(path, external_data=size > LARGEST)
     except Exception as wrong:  # the exporter raises many types for unsupported operations
         raise ModelError(
-            f"{type(model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
+            f"{type(plain.model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
         ) from None
     refuse_unlike(plain, path, tokenizer)
 
 
+@torch.no_grad()
 def refuse_unlike(plain: OneOutput, path: Path, tokenizer: ExportedTokenizer) -> None:
-    """Raise if the graph's outputs differ from the model's on several input shapes."""
-    apart = max(
-        _graph_apart(plain, path, tokenizer, shape) for shape in ((1, 3), (3, min(tokenizer.context, 40)))
-    )
-    if not apart <= ONNX_TOLERANCE:
-        raise ModelError(
-            f"the ONNX graph of {type(plain.model).__name__} differs from torch by {apart:.0e} of its numbers' size; "
-            "leave out --onnx"
-        )
+    """Raise if the graph's outputs on real tokens differ from the model's, on several input shapes."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+    for shape in ((1, 3), (3, min(tokenizer.context, 40))):
+        ids, mask = _batch(tokenizer, shape)
+        inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
+        outputs, right = session.run([plain.output], inputs)[0], plain(ids, mask).numpy()
+        real = mask.numpy().astype(bool) if right.ndim == 3 else np.ones(len(right), bool)
+        apart = float(np.abs(outputs - right)[real].max() / np.abs(right[real]).max())
+        if not apart <= ONNX_TOLERANCE:
+            raise ModelError(
+                f"the ONNX graph of {type(plain.model).__name__} differs from torch by {apart:.0e} of its numbers' size; "
+                "leave out --onnx"
+            )
 
 
 def _batch(tokenizer: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -611,33 +581,6 @@ def _batch(tokenizer: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor
         mask[-1, (shape[1] + 1) // 2 :] = 0
         ids[mask == 0] = tokenizer.pad
     return ids, mask
-
-
-@torch.no_grad()
-def _graph_apart(plain: OneOutput, path: Path, tokenizer: ExportedTokenizer, shape: tuple[int, int]) -> float:
-    """The largest difference of outputs on real tokens, relative to the largest value."""
-    import onnxruntime
-
-    ids, mask = _batch(tokenizer, shape)
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    outputs = session.run([plain.output], dict(zip(ONNX_INPUTS, (ids.numpy(), mask.numpy()), strict=True)))[0]
-    right = plain(ids, mask).numpy()
-    real = mask.numpy().astype(bool) if right.ndim == 3 else np.ones(len(right), bool)
-    return float(np.abs(outputs - right)[real].max() / np.abs(right[real]).max())
-
-
-@contextlib.contextmanager
-def _silent_exporter() -> Generator[None]:
-    """Silence the exporter's notes about other packages' operators and its deprecation warnings."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logger.setLevel(level)
 
 
 # ---------------------------------------------------------------- result
@@ -656,10 +599,10 @@ class Exported:
         """The lines that `biphase export` prints."""
         only = self.written.attention
         attention = f" (with attn_implementation={only!r})" if only else ""
-        graph = " and ONNX" if self.onnx else ""
-        note = f"\n{self.note}" if self.note else ""
-        needs = f"\n{self.written.needs}" if self.written.needs else ""
-        return (
-            f"{self.folder}: {self.written.architecture}{graph}; read again by transformers{attention}, its numbers "
-            f"differ by at most {self.written.deviation:.0e} of their size{note}{needs}"
+        lines = (
+            f"{self.folder}: {self.written.architecture}{' and ONNX' if self.onnx else ''}; read again by transformers"
+            f"{attention}, its numbers differ by at most {self.written.deviation:.0e} of their size",
+            self.note,
+            self.written.needs,
         )
+        return "\n".join(filter(None, lines))

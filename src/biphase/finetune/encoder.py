@@ -35,6 +35,8 @@ from biphase.tasks.encode import Ragged, Tokenization, by_length
 from biphase.training import distributed
 from biphase.training.pretrain import model_of_checkpoint
 
+Around = tuple[tuple[int, ...], tuple[int, ...]]  # the ids before and after every text
+
 
 @dataclass(frozen=True)
 class EncoderUnderTest:
@@ -60,8 +62,8 @@ def encoder_of_checkpoint(
     special = saved.special
     before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
     encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.encoder.windows)
-    tokenization = _tokenization(saved.model, before, (special.eos,), encoder.context, spec)
-    return EncoderUnderTest(encoder, _literally(tokenization, saved.control_ids, str(shards.tokenizer)))
+    around = before, (special.eos,)
+    return _under_test(encoder, saved.model, around, saved.control_ids, str(shards.tokenizer), spec)
 
 
 def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
@@ -80,11 +82,10 @@ def encoder_of_hub(hub: Hub, spec: Finetune) -> EncoderUnderTest:
     vocab = max(backend.get_vocab(with_added_tokens=True).values()) + 1
     spare = {*special, unknown_id(backend)} - {*before, *after}
     refuse_larger(vocab, spare, trunk.get_input_embeddings().weight.shape[0], hub.source)
-    tokenization = _tokenization(backend, before, after, encoder.context, spec)
-    return EncoderUnderTest(encoder, _literally(tokenization, special, hub.source))
+    return _under_test(encoder, backend, (before, after), special, hub.source, spec)
 
 
-def _template(backend: Any, hub: Hub) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _template(backend: Any, hub: Hub) -> Around:
     """Return the ids that the tokenizer's template puts before and after a text."""
     try:
         bare, full = (backend.encode("a b", add_special_tokens=more).ids for more in (False, True))
@@ -109,24 +110,23 @@ def _special_ids(tokenizer: Any) -> frozenset[int]:
     return frozenset((added - {unknown_id(backend)}) | meant)
 
 
-def _literally(tokenization: Tokenization, special: frozenset[int], source: str) -> Tokenization:
-    """Return a tokenization that treats the names of special tokens in a text, such as "[SEP]", as plain text."""
-    tokenization.tokenizer.encode_special_tokens = True
-    return replace(tokenization, tokenizer=literal(tokenization.tokenizer, special, source))
-
-
-def _tokenization(
-    tokenizer: Any, before: tuple[int, ...], after: tuple[int, ...], context: int, spec: Finetune
-) -> Tokenization:
-    if spec.length > context:
+def _under_test(
+    encoder: Encoder, tokenizer: Any, around: Around, special: frozenset[int], source: str, spec: Finetune
+) -> EncoderUnderTest:
+    """Return an encoder that reads the names of special tokens in a text, such as "[SEP]", as plain text."""
+    if spec.length > encoder.context:
         raise SpecError(
-            f"Finetune.length is {spec.length:,} and the model reads {context:,} tokens; say length={context} or 0"
+            f"Finetune.length is {spec.length:,} and the model reads {encoder.context:,} tokens; "
+            f"say length={encoder.context} or 0"
         )
-    length = spec.length or input_length(context)
+    length = spec.length or input_length(encoder.context)
     identity = content_key(
-        {"tokenizer": tokenizer.to_str(), "around": [list(before), list(after)], "length": length}
+        {"tokenizer": tokenizer.to_str(), "around": [*map(list, around)], "length": length}
     )
-    return Tokenization(tokenizer, before, after, length, identity)
+    tokenizer.encode_special_tokens = True
+    return EncoderUnderTest(
+        encoder, Tokenization(literal(tokenizer, special, source), *around, length, identity)
+    )
 
 
 # ---------------------------------------------------------------- task model
@@ -224,14 +224,20 @@ def packs(
 
 
 @torch.no_grad()
-def per_text(model: TaskModel, ids: Ragged, options: TuningOptions) -> Tensor:
-    """Return the head's output for each text in order, fp32, on the device: (n, …)."""
+def _outputs(model: TaskModel, ids: Ragged, options: TuningOptions) -> tuple[list[np.ndarray], list[Tensor]]:
+    """Return the rows of each micro-batch, and the head's output for them in fp32, without waiting for the device."""
     rows, outputs = [], []
     for chosen, packed in packs(ids, np.arange(len(ids)), options, options.score_tokens):
         options.pause()
         with options.autocast():
             outputs.append(model(packed.to(options.device)).float())
         rows.append(chosen)
+    return rows, outputs
+
+
+def per_text(model: TaskModel, ids: Ragged, options: TuningOptions) -> Tensor:
+    """Return the head's output for each text in order, fp32, on the device: (n, …)."""
+    rows, outputs = _outputs(model, ids, options)
     back = torch.from_numpy(np.argsort(np.concatenate(rows))).to(options.device)
     every = torch.cat(outputs)[back]
     _refuse_unless(bool(every.isfinite().all()))
@@ -240,22 +246,12 @@ def per_text(model: TaskModel, ids: Ragged, options: TuningOptions) -> Tensor:
 
 def per_token(model: TaskModel, ids: Ragged, options: TuningOptions) -> np.ndarray:
     """Return the head's output for each token, in the order of `ids.flat`: (N, labels)."""
-    result: np.ndarray | None = None
-    parts: list[tuple[np.ndarray, Tensor]] = []
-    with torch.no_grad():
-        for chosen, packed in packs(ids, np.arange(len(ids)), options, options.score_tokens):
-            options.pause()
-            with options.autocast():
-                parts.append((chosen, model(packed.to(options.device)).float()))
-    # Read back after all batches were launched, so that the device never waits for the host.
-    for chosen, output in parts:
-        values = output.cpu().numpy()
-        _refuse_unless(bool(np.isfinite(values).all()))
-        if result is None:
-            result = np.empty((len(ids.flat), values.shape[1]), np.float32)
+    rows, outputs = _outputs(model, ids, options)
+    result = np.empty((len(ids.flat), outputs[0].shape[1]), np.float32)
+    for chosen, output in zip(rows, outputs, strict=True):  # read back after all batches were launched
         positions = np.concatenate([np.arange(ids.starts[row], ids.starts[row + 1]) for row in chosen])
-        result[positions] = values
-    assert result is not None
+        result[positions] = output.cpu().numpy()
+    _refuse_unless(bool(np.isfinite(result).all()))
     return result
 
 

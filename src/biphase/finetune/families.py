@@ -143,13 +143,20 @@ def as_text(values: Sequence[Any]) -> np.ndarray:
 class FamilyTrainer(ABC):
     """The dataset of one task in tokens; subclasses define head, loss, predictions and scores."""
 
-    def __init__(self, task: Task, examples: Examples, *, protocol: str) -> None:
-        self.task, self.paper = task, protocol == "paper"
-        self.size = len(examples.train)  # examples per epoch
-        # Texts of the training examples: one per example, or one per side of a pair.
-        self.inputs: tuple[Ragged, ...] = ()
+    form: Any
+    inputs: tuple[Ragged, ...]  # texts of the training examples: one per example, or one per side of a pair
+    targets: np.ndarray | Ragged  # of the training examples: one per text, or one per token
+
+    def __init__(self, task: Task, examples: Examples, tokenization: Tokenization, *, protocol: str) -> None:
+        self.task, self.form, self.paper = task, task.form, protocol == "paper"
         # By split: the row number of each example in its files, or its id where the data has one.
         self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
+        self.encode(examples, tokenization)
+        self.size = len(self.inputs[0])  # examples per epoch
+
+    @abstractmethod
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        """Set `inputs` and `targets`, and what scoring needs of the other splits."""
 
     @property
     def steps(self) -> int:
@@ -166,9 +173,17 @@ class FamilyTrainer(ABC):
     def head(self, width: int) -> nn.Module:
         """Make a new head; its weights are initialized by the caller."""
 
-    @abstractmethod
     def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
         """Return the training examples `rows` as micro-batches."""
+        batches = []
+        for chosen, packed in packs(self.inputs[0], rows, options, options.train_tokens):
+            if isinstance(self.targets, Ragged):
+                targets = np.concatenate([self.targets[row] for row in chosen], dtype=np.int64)
+                count, of_tokens = int((targets != IGNORE).sum()), True
+            else:
+                targets, count, of_tokens = self.targets[chosen], len(chosen), False
+            batches.append(TaskBatch((packed,), torch.from_numpy(targets), count, of_tokens=of_tokens))
+        return batches
 
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         """Return the sum of a micro-batch's losses over its labels."""
@@ -203,128 +218,101 @@ class FamilyTrainer(ABC):
 
 
 class TextClassification(FamilyTrainer):
-    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
-        super().__init__(task, examples, protocol=protocol)
-        assert isinstance(task.form, Classify)
-        self.names = task.form.labels
-        self.ids = {
-            part: encode_texts(tokenization, [example.text for example in getattr(examples, part)])
-            for part in ("train", *PARTS)
-        }
-        self.inputs = (self.ids["train"],)
-        self.labels = {
-            part: np.array([example.label for example in getattr(examples, part)])
-            for part in ("train", *PARTS)
-        }
+    form: Classify
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
+        self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
+        self.labels = {part: np.array([row.label for row in rows[part]]) for part in rows}
+        self.inputs, self.targets = (self.ids["train"],), self.labels["train"]
 
     def head(self, width: int) -> nn.Module:
-        return TextHead(width, len(self.names))
-
-    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
-        return [
-            TaskBatch((packed,), torch.from_numpy(self.labels["train"][chosen]), len(chosen))
-            for chosen, packed in packs(self.ids["train"], rows, options, options.train_tokens)
-        ]
+        return TextHead(width, len(self.form.labels))
 
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         predicted = per_text(model, self.ids[part], options).argmax(-1).cpu().numpy()
         gold = self.labels[part]
         return PartScores(
-            label_scores(confusion(predicted, gold, len(self.names))),
+            label_scores(confusion(predicted, gold, len(self.form.labels))),
             {"accuracy": accuracy(predicted, gold)},
-            {"predictions": _small(predicted, len(self.names))},
-            _constant(predicted, gold, self.names),
+            {"predictions": _small(predicted, len(self.form.labels))},
+            _constant(predicted, gold, self.form.labels),
         )
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
         number = _most_common(self.labels["train"], self.labels["validation"])
 
         def always(gold: np.ndarray) -> Metrics:
-            return label_scores(confusion(np.full_like(gold, number), gold, len(self.names)))
+            return label_scores(confusion(np.full_like(gold, number), gold, len(self.form.labels)))
 
         def by_chance(gold: np.ndarray) -> Metrics:
-            return label_scores(confusion_by_chance(gold, len(self.names)))
+            return label_scores(confusion_by_chance(gold, len(self.form.labels)))
 
-        baselines = {f"majority class: {self.names[number]}": always, "chance": by_chance}
+        baselines = {f"majority class: {self.form.labels[number]}": always, "chance": by_chance}
         return {what: {part: score(self.labels[part]) for part in PARTS} for what, score in baselines.items()}
 
 
 class TokenClassification(FamilyTrainer):
-    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
-        super().__init__(task, examples, protocol=protocol)
-        self.encoded = {
-            part: encode_words(tokenization, getattr(examples, part)) for part in ("train", *PARTS)
-        }
-        self.inputs = (self.encoded["train"].ids,)
-        assert isinstance(task.form, Tag)
-        self.tags = task.form.labels
+    form: Tag
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        self.encoded = {part: encode_words(tokenization, rows) for part, rows in examples.parts.items()}
+        self.inputs, self.targets = (self.encoded["train"].ids,), self.encoded["train"].labels
 
     def head(self, width: int) -> nn.Module:
-        return TokenHead(width, len(self.tags))
-
-    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
-        train = self.encoded["train"]
-        return _token_batches(train.ids, train.labels, rows, options)
+        return TokenHead(width, len(self.form.labels))
 
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         encoded = self.encoded[part]
         tokens = Ragged(per_token(model, encoded.ids, options).argmax(-1), encoded.ids.starts)
-        outside = self.tags.index("O")
+        outside = self.form.labels.index("O")
         predicted = [
-            word_votes(labels.tolist(), belongs.tolist(), int(words), outside)
-            for labels, belongs, words in zip(tokens, encoded.word_of, encoded.words, strict=True)
+            word_votes(labels.tolist(), belongs.tolist(), len(gold), outside)
+            for labels, belongs, gold in zip(tokens, encoded.word_of, encoded.gold, strict=True)
         ]
         flat = np.concatenate([np.array(tags, np.int64) for tags in predicted])
         scored = self._compare(predicted, part)
-        kept = {"predictions": _small(flat, len(self.tags)), "words": encoded.words.astype(np.int32)}
-        return replace(scored, predictions=kept, constant=_constant(flat, encoded.gold.flat, self.tags))
+        kept = {
+            "predictions": _small(flat, len(self.form.labels)),
+            "words": encoded.gold.lengths.astype(np.int32),
+        }
+        return replace(
+            scored, predictions=kept, constant=_constant(flat, encoded.gold.flat, self.form.labels)
+        )
 
     def _compare(self, predicted: list[list[int]], part: Part) -> PartScores:
         """Score one predicted tag per word of each sentence."""
         pairs = list(zip(predicted, map(np.ndarray.tolist, self.encoded[part].gold), strict=True))
         macro = np.array([sentence_macro_f1(tags, gold) for tags, gold in pairs], np.float32)
-        names = [[[self.tags[tag] for tag in tags] for tags in pair] for pair in pairs]
+        names = [[[self.form.labels[tag] for tag in tags] for tags in pair] for pair in pairs]
         counts = np.array([entity_counts(*pair) for pair in names], np.int32)
         metrics = {"entity_f1": entity_f1(counts), "sentence_f1": float(macro.mean(dtype=float))}
         return PartScores(metrics, {"entity_counts": counts, "sentence_f1": macro})
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
         tag = _most_common(self.encoded["train"].gold.flat, self.encoded["validation"].gold.flat)
-        always = {part: [[tag] * int(words) for words in self.encoded[part].words] for part in PARTS}
+        always = {part: [[tag] * len(gold) for gold in self.encoded[part].gold] for part in PARTS}
         scores = {part: self._compare(always[part], part).metrics for part in PARTS}
-        return {f"majority tag: {self.tags[tag]}": scores}
+        return {f"majority tag: {self.form.labels[tag]}": scores}
 
 
 class QuestionAnswering(FamilyTrainer):
-    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
-        super().__init__(task, examples, protocol=protocol)
-        assert isinstance(task.form, Answer)
-        self.unanswerable = task.form.unanswerable
+    form: Answer
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
         # A window must have more new text than it repeats, also for a model with a short context.
         stride = None if self.paper else window_overlap(tokenization.length)
-        self.encoded = {
-            part: encode_questions(tokenization, getattr(examples, part), stride=stride)
-            for part in ("train", *PARTS)
-        }
-        self.inputs = (self.encoded["train"].ids,)
-        self.size = len(self.inputs[0])  # windows, not questions
-        self.example_ids = {part: [question.name for question in getattr(examples, part)] for part in PARTS}
+        self.encoded = {part: encode_questions(tokenization, rows[part], stride=stride) for part in rows}
+        train = self.encoded["train"]
+        self.inputs, self.targets = (train.ids,), train.inside if self.paper else train.bounds
+        self.example_ids = {part: [question.name for question in rows[part]] for part in PARTS}
         self.answers = {
-            part: [[span.text for span in question.answers] for question in getattr(examples, part)]
-            for part in PARTS
+            part: [[span.text for span in question.answers] for question in rows[part]] for part in PARTS
         }
 
     def head(self, width: int) -> nn.Module:
         return TokenHead(width, 2)
-
-    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
-        train = self.encoded["train"]
-        if self.paper:
-            return _token_batches(train.ids, train.inside, rows, options)
-        return [
-            TaskBatch((packed,), torch.from_numpy(train.bounds[chosen].astype(np.int64)), len(chosen))
-            for chosen, packed in packs(train.ids, rows, options, options.train_tokens)
-        ]
 
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         if self.paper:
@@ -351,18 +339,19 @@ class QuestionAnswering(FamilyTrainer):
             decoded = decode_tagged(encoded, Ragged(logits[:, 1] - logits[:, 0], encoded.ids.starts))
         else:
             starts, ends = (Ragged(logits[:, which], encoded.ids.starts) for which in (0, 1))
-            decoded = decode_spans(encoded, starts, ends, unanswerable=self.unanswerable)
+            decoded = decode_spans(encoded, starts, ends, unanswerable=self.form.unanswerable)
         return self._compare(decoded, part)
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
         scores: dict[str, dict[Part, Metrics]] = {"no answer": {}, "the whole context": {}}
         for part in PARTS:
             encoded = self.encoded[part]
-            heads = dict(zip(encoded.question_of.tolist(), encoded.context_from.tolist(), strict=True))
-            contexts = enumerate(zip(encoded.contexts, encoded.spans.lengths.tolist(), strict=True))
+            ends = encoded.head + encoded.spans.lengths
             whole = [
-                Decoded(text, frozenset(range(heads[number], heads[number] + tokens)))
-                for number, (text, tokens) in contexts
+                Decoded(text, frozenset(range(head, end)))
+                for text, head, end in zip(
+                    encoded.contexts, encoded.head.tolist(), ends.tolist(), strict=True
+                )
             ]
             for what, answers in zip(scores, ([NOTHING] * len(whole), whole), strict=True):
                 scores[what][part] = self._compare(answers, part).metrics
@@ -385,17 +374,19 @@ class QuestionAnswering(FamilyTrainer):
 
 
 class Retrieval(FamilyTrainer):
-    def __init__(self, task: Task, examples: Any, tokenization: Tokenization, *, protocol: str) -> None:
-        super().__init__(task, examples, protocol=protocol)
+    form: Retrieve
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
+        library = rows["test"].library
         self.inputs = tuple(
             encode_texts(tokenization, [getattr(pair, side) for pair in examples.train])
             for side in ("query", "document")
         )
-        self.names = examples.validation.library.names
-        self.documents = encode_texts(tokenization, examples.validation.library.texts)
-        self.example_ids = {part: getattr(examples, part).names for part in PARTS}
-        self.queries = {part: encode_texts(tokenization, getattr(examples, part).queries) for part in PARTS}
-        self.judged = {part: list(getattr(examples, part).judged) for part in PARTS}
+        self.names, self.documents = library.names, encode_texts(tokenization, library.texts)
+        self.example_ids = {part: rows[part].names for part in PARTS}
+        self.queries = {part: encode_texts(tokenization, rows[part].queries) for part in PARTS}
+        self.judged = {part: rows[part].judged for part in PARTS}
 
     def head(self, width: int) -> nn.Module:
         return EmbeddingHead()
@@ -422,7 +413,6 @@ class Retrieval(FamilyTrainer):
 
     def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
         """Score both splits together, since they search the same documents."""
-        assert isinstance(self.task.form, Retrieve)
         queries = torch.cat([per_text(model, self.queries[part], options) for part in PARTS])
 
         def embed(numbers: Tensor) -> Tensor:
@@ -438,15 +428,14 @@ class Retrieval(FamilyTrainer):
             mine = ranked[first : first + len(judged)]
             first += len(judged)
             scored[part] = PartScores.means(
-                score_rankings(mine, judged, self.task.form.relevant),
+                score_rankings(mine, judged, self.form.relevant),
                 predictions={"predictions": as_text([[self.names[n] for n in row[:LISTED]] for row in mine])},
                 constant="" if _differs(mine[:, :LISTED]) or not _differs(judged) else "the same documents",
             )
         return scored
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
-        assert isinstance(self.task.form, Retrieve)
-        relevant, documents = self.task.form.relevant, len(self.documents)
+        relevant, documents = self.form.relevant, len(self.documents)
         expected = {
             part: means_of(expected_at_random(self.judged[part], relevant, documents)) for part in PARTS
         }
@@ -465,23 +454,12 @@ def _most_common(train: np.ndarray, validation: np.ndarray) -> int:
 
 def _differs(rows: Sequence[Any] | np.ndarray) -> bool:
     """Whether any row differs from the first."""
-    return (
-        bool(np.any(rows != rows[0])) if isinstance(rows, np.ndarray) else any(row != rows[0] for row in rows)
-    )
+    return any(np.any(row != rows[0]) for row in rows)
 
 
 def _constant(predicted: np.ndarray, gold: np.ndarray, names: Sequence[str]) -> str:
     """Return the label predicted for every example; "" if predictions differ or all gold labels are equal."""
     return "" if _differs(predicted) or not _differs(gold) else names[int(predicted[0])]
-
-
-def _token_batches(ids: Ragged, labels: Ragged, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
-    batches = []
-    for chosen, packed in packs(ids, rows, options, options.train_tokens):
-        targets = np.concatenate([labels[row] for row in chosen]).astype(np.int64)
-        count = int((targets != IGNORE).sum())
-        batches.append(TaskBatch((packed,), torch.from_numpy(targets), count, of_tokens=True))
-    return batches
 
 
 CLASSES: dict[type[Form], Any] = {

@@ -92,25 +92,18 @@ class TrainedRows:
         """Let the encoder read the table, initialized from the embedding; on exit, write it back."""
         fused = encoder.fused
         assert fused is not None, "only the fused trunk can read another table"
-        self._take_out()
+        with torch.no_grad():  # in the same memory each time, where captured graphs read it
+            self.table[:-1] = self.whole[self.ids]
+            self.table[-1] = 1
+        self.table.grad = None  # a failed fine-tuning may have left one
         fused.embed = self.look_up
         try:
             yield
         finally:
             fused.embed = None
-        self._put_back()
-
-    @torch.no_grad()
-    def _take_out(self) -> None:
-        # In the same memory each time, where captured graphs read it.
-        self.table[:-1] = self.whole[self.ids]
-        self.table[-1] = 1
-        self.table.grad = None  # a failed fine-tuning may have left one
-
-    @torch.no_grad()
-    def _put_back(self) -> None:
-        self.whole.mul_(self.table[-1])
-        self.whole[self.ids] = self.table[:-1]
+        with torch.no_grad():
+            self.whole.mul_(self.table[-1])
+            self.whole[self.ids] = self.table[:-1]
 
 
 def trained_rows(family: FamilyTrainer, encoder: Encoder) -> TrainedRows | None:

@@ -81,6 +81,7 @@ class Tuner:
         self.check, self.stop, self.live = check, stop, live
         self.lost: Callable[[], bool] = lambda: False  # whether another worker took the fine-tuning over
         self.unsaved = 0.0  # seconds of work that the last stop lost
+        self.shown = 0.0  # when progress was last shown
         self.loaded: tuple[str, FineTuner, EncoderUnderTest] | None = None  # the key of the model, and it
         self.families: dict[tuple[Task, str], FamilyTrainer] = {}  # by task and tokenization
 
@@ -106,7 +107,21 @@ class Tuner:
         threads = torch.get_num_threads()
         try:
             tuner, _ = self.load(model_key)
-            model, summary = self._train(tuner, self.family(task), lr, seed, checkpoints, title)
+            model, summary = tuner.finetune(
+                self.family(task),
+                self.spec,
+                lr=lr,
+                seed=seed,
+                stop=self.stop,
+                lost=lost,
+                loaders=1 if self.device.type == "cuda" else 0,
+                tell=lambda step, steps: self._tell(f"{title}   step {step:,} of {steps:,}"),
+                checkpoints=checkpoints,
+            )
+            if not summary.finished:
+                saved = checkpoints is not None and checkpoints.saved == summary.steps
+                self.unsaved = 0.0 if lost() or saved else summary.seconds
+                raise Stopped
             tuned = TunedModel(model_key, task, lr, seed, model, summary)
             self._score(tuned, tuner, scored_on, scored, checkpoints, title)
         finally:
@@ -115,39 +130,10 @@ class Tuner:
             checkpoints.discard()
         return tuned
 
-    def _train(
-        self,
-        tuner: FineTuner,
-        family: FamilyTrainer,
-        lr: float,
-        seed: int,
-        checkpoints: Checkpoints | None,
-        title: str,
-    ) -> tuple[TaskModel, TrainingSummary]:
-        shown = 0.0
-
-        def tell(step: int, steps: int) -> None:
-            nonlocal shown
-            if time.monotonic() - shown > SHOWN_EVERY:
-                shown = time.monotonic()
-                self.live(f"{title}   step {step:,} of {steps:,}")
-
-        model, summary = tuner.finetune(
-            family,
-            self.spec,
-            lr=lr,
-            seed=seed,
-            stop=self.stop,
-            lost=self.lost,
-            loaders=1 if self.device.type == "cuda" else 0,
-            tell=tell,
-            checkpoints=checkpoints,
-        )
-        if not summary.finished:
-            saved = checkpoints is not None and checkpoints.saved == summary.steps
-            self.unsaved = 0.0 if self.lost() or saved else summary.seconds
-            raise Stopped
-        return model, summary
+    def _tell(self, text: str) -> None:
+        if time.monotonic() - self.shown > SHOWN_EVERY:
+            self.shown = time.monotonic()
+            self.live(text)
 
     def _score(
         self,
@@ -169,19 +155,13 @@ class Tuner:
                 tuned.scores[task.name] = ScoredTask(family, parts, time.monotonic() - at)
                 scored(tuned, task)
         except Stopped:
-            if not self.lost():
+            if not self.lost():  # keep the model, which is trained and not yet scored
                 self.unsaved = time.monotonic() - began
-                if not self._saved(tuned, tuner, checkpoints):
-                    self.unsaved += tuned.summary.seconds
+                saved = not tuned.summary.steps  # zero-shot: nothing was trained
+                if checkpoints and tuner.grid and not saved:
+                    saved = checkpoints.save(*tuner.grid.tensors(), tuned.summary.about())
+                self.unsaved += 0.0 if saved else tuned.summary.seconds
             raise
-
-    def _saved(self, tuned: TunedModel, tuner: FineTuner, checkpoints: Checkpoints | None) -> bool:
-        """Save a model that is trained and not yet scored; return whether there is nothing more to lose."""
-        if (
-            checkpoints is None or tuner.grid is None or not tuned.summary.steps
-        ):  # zero-shot: nothing was trained
-            return not tuned.summary.steps
-        return checkpoints.save(*tuner.grid.tensors(), tuned.summary.about())
 
     def load(self, model_key: str) -> tuple[FineTuner, EncoderUnderTest]:
         """Load a model onto the device, if it is not the one that is there."""

@@ -44,7 +44,14 @@ from biphase.attention import NAME, AttentionPattern
 from biphase.errors import ModelError, SpecError, one_line
 from biphase.fast.trunk import Joined, cross_entropy_sum
 from biphase.models import hub as hub_models
-from biphase.models.encoder import Encoder, context_of, probe_attention, probe_own, refuse_own_attention
+from biphase.models.encoder import (
+    Encoder,
+    context_of,
+    eval_mode,
+    probe_attention,
+    probe_own,
+    refuse_own_attention,
+)
 from biphase.models.hub import load_tokenizer, merge_adapters, refuse_larger
 from biphase.objectives import Batch
 from biphase.protocol import padded_vocab
@@ -219,15 +226,20 @@ class Output:
     def rows(self, hidden: Tensor) -> Tensor:
         """Return the scaled input of the last matrix. (P, d) → (P, d')"""
         if self.transforms:
-            self._run(hidden)
-            assert self.matrix.given is not None
-            hidden, self.matrix.given = self.matrix.given[0], None
+            hidden = self._given(hidden)
         return hidden if self.scale == 1 else hidden * self.scale
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the full logits of some rows, for probes and predictions of a few tokens."""
         logits = nn.functional.linear(self.rows(hidden), self.weight, self.bias)
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+    def _given(self, rows: Tensor) -> Tensor:
+        """Return what the last matrix is given for some hidden states."""
+        self._run(rows)
+        given, self.matrix.given = self.matrix.given, None
+        assert given is not None
+        return given[0]
 
     def _run(self, rows: Tensor) -> Tensor:
         # Pass a mask, since some families would otherwise look for padding in the input ids, which are None.
@@ -240,15 +252,8 @@ class Output:
         between = any(True for _ in self.shell.parameters())  # such layers may change the width
         width = self.model.config.hidden_size if between else self._last.in_features
         rows = torch.linspace(-1, 1, 2 * width, device=self.weight.device).view(2, -1)
-        was_training = self.shell.training
-        self.shell.eval()
-        try:
-            self._run(rows)
-            assert self.matrix.given is not None
-            return rows, self.matrix.given[0]
-        finally:
-            self.matrix.given = None
-            self.shell.train(was_training)
+        with eval_mode(self.shell):
+            return rows, self._given(rows)
 
     @torch.no_grad()
     def _measured(self, name: str) -> tuple[float, float | None]:
@@ -522,14 +527,10 @@ def probe(model: LanguageModel, *, vocab: int) -> None:
 
     Also checks that the model computes the same with our attention as with its own class's.
     """
-    was_training = model.training
-    model.eval()
     name, device = type(model.model).__name__, model.head.device
-    try:
+    with eval_mode(model):
         probe_attention(model.hidden, vocab=vocab, name=name, device=device, causal=True)
         probe_own(model.model, model.logits, vocab=vocab, name=name, device=device)
-    finally:
-        model.train(was_training)
 
 
 # ---------------------------------------------------------------- adapters

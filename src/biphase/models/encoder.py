@@ -17,9 +17,8 @@ or computes something else with our attention than with its own.
 from __future__ import annotations
 
 import contextlib
-import heapq
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -187,26 +186,26 @@ def _width(fitted: Fitted, lengths: np.ndarray) -> int:
 
 
 def _spread(lengths: np.ndarray, rows: int) -> Fitted:
-    """Assign texts to `rows` rows, longest first, each to the row with the most room."""
-    row_of, starts, number = (np.zeros(len(lengths), np.int64) for _ in range(3))
-    used = [(0, row) for row in range(rows)]
-    count = [0] * rows
-    for text in np.argsort(-lengths, kind="stable"):
-        start, row = used[0]
-        heapq.heapreplace(used, (start + int(lengths[text]), row))
-        row_of[text], starts[text], number[text] = row, start, count[row]
-        count[row] += 1
-    return row_of, starts, number
+    """Assign each text to the one of `rows` rows that has the most room."""
+    return _assign(lengths, lambda used, length: used.index(min(used)), rows)
 
 
 def _fill(lengths: np.ndarray, width: int) -> Fitted:
-    """Assign texts to rows of `width`, longest first, each to the first row with room."""
+    """Assign each text to the first row of `width` with room, or to a new one."""
+
+    def first_with_room(used: list[int], length: int) -> int:
+        return next((row for row, full in enumerate(used) if full + length <= width), len(used))
+
+    return _assign(lengths, first_with_room, 0)
+
+
+def _assign(lengths: np.ndarray, choose: Callable[[list[int], int], int], rows: int) -> Fitted:
+    """Assign texts, longest first, to rows by `choose(tokens of each row, length of the text)`."""
     row_of, starts, number = (np.zeros(len(lengths), np.int64) for _ in range(3))
-    used: list[int] = []
-    count: list[int] = []
+    used, count = [0] * rows, [0] * rows
     for text in np.argsort(-lengths, kind="stable"):
         length = int(lengths[text])
-        row = next((row for row, full in enumerate(used) if full + length <= width), len(used))
+        row = choose(used, length)
         if row == len(used):
             used.append(0)
             count.append(0)
@@ -293,6 +292,17 @@ class Encoder(nn.Module):
 # ---------------------------------------------------------------- loading
 
 
+@contextlib.contextmanager
+def eval_mode(model: nn.Module) -> Generator[None]:
+    """Switch dropout off inside the context."""
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
 def encoder_from_hub(hub: Hub) -> Encoder:
     """Load the backbone of an existing model in fp32 with our attention; raise ModelError if it fails the probes."""
     trunk = hub_models.trunk(hub)
@@ -315,21 +325,18 @@ def encoder_from_hub(hub: Hub) -> Encoder:
 def refuse_own_attention(trunk: Any, source: str) -> None:
     """Raise ModelError if a model's layers never call our attention function."""
     calls: list[str] = []
-    was_training = trunk.training
-    trunk.eval()
     ids = torch.zeros(1, 4, dtype=torch.long, device=next(trunk.parameters()).device)
-    # Ignore errors: if attention was not called, that is reported below; else the probes report the error.
-    with contextlib.suppress(Exception):
-        positions = torch.arange(4, device=ids.device)[None]
-        Encoder(trunk, context=4)(ids, positions, AttentionPattern(False, callers=calls))
-    if not calls:
-        _refuse_broken(trunk, ids, source)
-    trunk.train(was_training)
-    if not calls:
-        raise ModelError(
-            f"{source} ({type(trunk).__name__}) computes by itself what its tokens see: its attention cannot be replaced, "
-            "so it cannot be made to read in both directions; give another model"
-        )
+    with eval_mode(trunk):
+        # Ignore errors: if attention was not called, that is reported below; else the probes report the error.
+        with contextlib.suppress(Exception):
+            positions = torch.arange(4, device=ids.device)[None]
+            Encoder(trunk, context=4)(ids, positions, AttentionPattern(False, callers=calls))
+        if not calls:
+            _refuse_broken(trunk, ids, source)
+            raise ModelError(
+                f"{source} ({type(trunk).__name__}) computes by itself what its tokens see: its attention cannot be replaced, "
+                "so it cannot be made to read in both directions; give another model"
+            )
 
 
 def _refuse_broken(trunk: Any, ids: Tensor, source: str) -> None:
@@ -346,17 +353,13 @@ def _refuse_broken(trunk: Any, ids: Tensor, source: str) -> None:
 
 def probe_encoder(encoder: Encoder) -> None:
     """Raise ModelError if an encoder ignores later tokens, or attends to other texts in a packed row."""
-    was_training = encoder.training
-    encoder.eval()
     trunk: Any = encoder.trunk
     vocab, name = int(trunk.config.vocab_size), type(trunk).__name__
     device = next(trunk.parameters()).device
-    try:
+    with eval_mode(encoder):
         # The output of a few models is narrower than their hidden size.
         encoder.width = probe_attention(encoder, vocab=vocab, name=name, device=device, causal=False)
         probe_own(trunk, encoder, vocab=vocab, name=name, device=device)
-    finally:
-        encoder.train(was_training)
 
 
 def context_of(trunk: nn.Module) -> int:

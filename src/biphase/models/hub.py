@@ -4,12 +4,10 @@ Neither remote code nor pickles are loaded. No architecture is named: the config
 `refuse_unsuited` rejects what the configuration shows to be unsupported, and probes check the rest before training.
 `language_model` loads a model with its head, `trunk` without, `load_tokenizer` the tokenizer beside it.
 
-The paper's own checkpoints (`eurobert`) use custom code on the hub (`SLModel`, model_type `sl_model`), which is a Llama
-block without a causal mask: EuroBERT under another name. Their config and weights are mapped by name to transformers'
-EuroBERT, and unknown names are rejected. Besides the names of that class, those of the training code are known
-(`blocks`, fused `qkv_proj`, `fc_1`), since the converter between the two was never published. The direction
-(`is_causal`) is ignored, because it is an argument here, and so is the pooling, because our heads pool by the mean as
-the paper's do.
+The paper's own checkpoints use custom code on the hub (`SLModel`, model_type `sl_model`), which is a Llama block without
+a causal mask: EuroBERT under another name. `published_config` translates their configuration, and their weights load as
+EuroBERT's; unknown fields and weights are rejected. The direction (`is_causal`) is ignored, because it is an argument
+here, and so is the pooling, because our heads pool by the mean as the paper's do.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_model
 from torch import Tensor
 from transformers import (
@@ -39,8 +36,6 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     EuroBertConfig,
-    EuroBertForMaskedLM,
-    EuroBertModel,
     GenerationConfig,
     LlamaTokenizer,
     PreTrainedConfig,
@@ -114,10 +109,6 @@ def as_decoder(config: Any) -> None:
 # ---------------------------------------------------------------- the paper's checkpoints as EuroBERT
 
 
-PUBLISHED_TYPE = "sl_model"
-HEAD = "lm_head.weight"
-STORED = (torch.bfloat16, torch.float16, torch.float32)
-
 # Config fields that determine the model. An absent one has the default of the published class, which is EuroBERT's.
 SHAPE = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -133,65 +124,15 @@ BESIDE = {
     "bos_token", "eos_token", "pad_token", "mask_token",
 }  # fmt: skip
 
-# Names in the code that trained the models → EuroBERT's names.
-TRAINED_AS = {
-    "embedding": "embed_tokens",
-    "blocks": "layers",
-    "final_layernorm": "norm",
-    "attn": "self_attn",
-    "attn_norm": "input_layernorm",
-    "mlp_norm": "post_attention_layernorm",
-    "out_proj": "o_proj",
-    "fc_1": "gate_proj",
-    "fc_2": "up_proj",
-    "proj": "down_proj",
-}
-FUSED = "qkv_proj"
-
 
 def is_published(config: Mapping[str, Any]) -> bool:
     """Return whether a config.json belongs to the paper's custom class."""
     classes = config.get("auto_map")
     custom = classes.get("AutoConfig") if isinstance(classes, Mapping) else None
-    return config.get("model_type") == PUBLISHED_TYPE or str(custom).split(".")[-1] == "SLModelConfig"
+    return config.get("model_type") == "sl_model" or str(custom).split(".")[-1] == "SLModelConfig"
 
 
-def eurobert(
-    config: Mapping[str, Any], weights: Mapping[str, Tensor]
-) -> tuple[EuroBertConfig, dict[str, Tensor]]:
-    """Convert a published model to EuroBERT: return its config, and fp32 weights named as in EuroBertForMaskedLM.
-
-    The head may be absent, as in an export of the backbone alone; everything else must be present and fit.
-    """
-    native = _published_config(config)
-    if native.num_hidden_layers > len(weights):  # before building a model of that size
-        raise ModelError(
-            f"the config says {native.num_hidden_layers:,} layers and there are {len(weights):,} weights; "
-            "download the model again"
-        )
-    try:
-        with torch.device("meta"):
-            shapes = {
-                name: tuple(weight.shape) for name, weight in EuroBertForMaskedLM(native).state_dict().items()
-            }
-    except Exception as wrong:  # inconsistent sizes raise many types
-        raise _no_model(wrong) from None
-    renamed = _renamed(native, weights, shapes)
-    missing = [name for name in shapes if name not in renamed and name != HEAD]
-    if missing:
-        raise ModelError(
-            f"{len(missing)} of the model's weights are missing, {missing[0]} among them; download the model again"
-        )
-    if native.tie_word_embeddings and HEAD in renamed:
-        if not torch.equal(renamed[HEAD], renamed["model.embed_tokens.weight"]):
-            raise ModelError(
-                f"the config ties the head to the embedding and {HEAD} is another; set tie_word_embeddings to false"
-            )
-        renamed[HEAD] = renamed["model.embed_tokens.weight"]
-    return native, renamed
-
-
-def _published_config(config: Mapping[str, Any]) -> EuroBertConfig:
+def published_config(config: Mapping[str, Any]) -> EuroBertConfig:
     """Return the EuroBERT config of a published model."""
     generic = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
     expected = {*SHAPE, *ROTARY, *BESIDE, *generic}
@@ -201,85 +142,24 @@ def _published_config(config: Mapping[str, Any]) -> EuroBertConfig:
                 f"the config's field {name!r} is none of the published models', so what it does here is unknown; "
                 "remove it if it changes nothing"
             )
-    try:
-        rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
-        rotary.setdefault("rope_theta", config.get("rope_theta") or ROPE_BASE)
-        rotary.setdefault("rope_type", rotary.pop("type", "default"))
-        shape = {name: config[name] for name in SHAPE if name in config}
-        return EuroBertConfig(**shape, rope_parameters=rotary, classifier_pooling="mean", use_cache=False)
-    except Exception as wrong:  # transformers' validation raises many types
-        raise _no_model(wrong) from None
-
-
-def _no_model(wrong: Exception) -> ModelError:
-    return ModelError(f"the config describes no model ({one_line(wrong)}); download its config.json again")
-
-
-def _renamed(
-    native: EuroBertConfig, weights: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]]
-) -> dict[str, Tensor]:
-    """Return all weights in fp32 under EuroBERT's names; raise ModelError for an unknown name or a wrong shape."""
-    renamed: dict[str, Tensor] = {}
-    for published, tensor in weights.items():
-        if tensor.dtype not in STORED:
-            raise ModelError(
-                f"weight {published!r} is stored as {str(tensor.dtype).removeprefix('torch.')}; "
-                "only bf16, fp16 and fp32 are read: give the model as it was published"
-            )
-        for name, part in _parts(native, published, tensor):
-            if name not in shapes:
-                raise ModelError(
-                    f"weight {published!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
-                )
-            if name in renamed:
-                raise ModelError(f"weight {published!r} is there twice, under two names; remove one of them")
-            if tuple(part.shape) != shapes[name]:
-                raise ModelError(
-                    f"weight {published!r} gives {name} the shape {list(part.shape)}, and the config asks for "
-                    f"{list(shapes[name])}; look at config.json"
-                )
-            renamed[name] = part.float()
-    return renamed
-
-
-def _parts(native: EuroBertConfig, published: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
-    """Return a weight with its name in EuroBERT; a fused qkv matrix is split into three."""
-    path = [TRAINED_AS.get(part, part) for part in published.removeprefix("model.").split(".")]
-    name = ".".join(path if path[0] == "lm_head" else ["model", *path])
-    if FUSED not in path:
-        return [(name, tensor)]
-    shape: Any = native  # Any: the annotations allow None, but transformers fills in the values
-    queries, keys = (
-        heads * shape.head_dim for heads in (shape.num_attention_heads, shape.num_key_value_heads)
-    )
-    if tensor.ndim == 0 or tensor.shape[0] != queries + 2 * keys:
-        raise ModelError(
-            f"weight {published!r} has the shape {list(tensor.shape)}, and the config asks for {queries + 2 * keys} "
-            f"rows: {queries} of queries, {keys} of keys and of values; look at config.json"
-        )
-    names = [name.replace(FUSED, matrix) for matrix in ("q_proj", "k_proj", "v_proj")]
-    return list(zip(names, tensor.split([queries, keys, keys]), strict=True))
+    rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
+    rotary.setdefault("rope_theta", config.get("rope_theta") or ROPE_BASE)
+    rotary.setdefault("rope_type", rotary.pop("type", "default"))
+    shape = {name: config[name] for name in SHAPE if name in config}
+    return EuroBertConfig(**shape, rope_parameters=rotary, classifier_pooling="mean", use_cache=False)
 
 
 # ---------------------------------------------------------------- loading
 
 
 _EXPERTS = re.compile(r"(num|n)_\w*experts|moe_num_experts")
-_ATTENTION = re.compile(r"attention$")
 _SWITCHES = ("is_moe", "enable_moe_block")  # False in one of these means that there are no experts
-_LINEAR = re.compile("linear|compressed")
 _KINDS = ("layer_types", "layers_block_type")
 
 
 def language_model(hub: Hub) -> Any:
     """Load a model with its language-model head in fp32."""
-    if (published := _published(hub)) is not None:
-        config, weights = published
-        if HEAD not in weights:
-            raise ModelError(f"{hub.source} has no head, so it can be evaluated but not trained further")
-        return _filled(EuroBertForMaskedLM, config, weights)
     config = _config(hub)
-    refuse_unsuited(config, hub.source)
     family = _family(config)
     if type(config) not in family._model_mapping:
         raise ModelError(
@@ -290,13 +170,7 @@ def language_model(hub: Hub) -> Any:
 
 def trunk(hub: Hub) -> Any:
     """Load a model without its head in fp32."""
-    if (published := _published(hub)) is not None:
-        config, weights = published
-        inner = {name.removeprefix("model."): weight for name, weight in weights.items() if name != HEAD}
-        return _filled(EuroBertModel, config, inner)
-    config = _config(hub)
-    refuse_unsuited(config, hub.source)
-    return _loaded(hub, AutoModel, config)
+    return _loaded(hub, AutoModel, _config(hub))
 
 
 def refuse_unsuited(config: Any, source: str) -> None:
@@ -316,7 +190,7 @@ def refuse_unsuited(config: Any, source: str) -> None:
             "without the losses that balance it; give a dense model"
         )
     kinds = {str(kind) for name in _KINDS for kind in getattr(config, name, None) or ()}  # may be a property
-    others = sorted(kind for kind in kinds if not _ATTENTION.search(kind) or _LINEAR.search(kind))
+    others = sorted(kind for kind in kinds if not re.fullmatch("(?!.*(linear|compressed)).*attention", kind))
     if others:
         raise ModelError(
             f"{source} has layers that are not attention over tokens ({', '.join(others)}): they only read "
@@ -351,14 +225,25 @@ def _family(config: Any) -> Any:
 
 
 def _config(hub: Hub) -> Any:
-    if hub.gguf:
-        config = copy.deepcopy(_converted(hub)[0])
-    else:
-        config = _tried(hub, lambda: AutoConfig.from_pretrained(**hub.address, trust_remote_code=False))
+    """Return a model's configuration; raise ModelError if it is unsupported."""
+    config = copy.deepcopy(_converted(hub)[0]) if hub.gguf else _tried(hub, lambda: _read_config(hub))
     without_attention_dropout(config)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         as_decoder(config)
+    refuse_unsuited(config, hub.source)
     return config
+
+
+def _read_config(hub: Hub) -> Any:
+    written = _written_config(hub)
+    if is_published(written):
+        return published_config(written)
+    return AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+
+
+def _written_config(hub: Hub) -> dict[str, Any]:
+    """Return the contents of config.json."""
+    return PretrainedConfig.get_config_dict(**hub.address)[0]
 
 
 @functools.cache
@@ -385,7 +270,7 @@ def _refuse_climbing(hub: Hub) -> None:
     for path in folder.glob("*.index.json"):
         weights = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
         references += [(path.name, name) for name in weights]
-    weights = json.loads((folder / "config.json").read_text(encoding="utf-8")).get("transformers_weights")
+    weights = _written_config(hub).get("transformers_weights")
     references += [("config.json", weights)] if weights else []
     for file, name in references:
         if Path(name).name != name:
@@ -422,8 +307,8 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
         "attn_implementation": NAME,
         "dtype": torch.float32,
         "output_loading_info": True,
+        "ignore_mismatched_sizes": True,  # mismatches are reported below, with their names
     }
-    options["ignore_mismatched_sizes"] = True  # mismatches are reported below, with their names
 
     def load() -> Any:
         if hub.gguf:
@@ -446,7 +331,13 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     if missing := missing_weights(info):
         raise ModelError(
             f"{hub.source} lacks {len(missing)} of its weights, {missing[0]} among them, which would be random; "
-            "give a complete checkpoint"
+            "give a complete checkpoint (one without a head can be evaluated, but not trained further)"
+        )
+    head = "lm_head." if family is AutoModel else ()  # what is left out on purpose
+    unknown = sorted(name for name in info["unexpected_keys"] if not name.startswith(head))
+    if unknown and not hub.gguf and is_published(_written_config(hub)):
+        raise ModelError(
+            f"{hub.source}: its weight {unknown[0]!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
         )
     model.config.use_cache = False
     if adapted:
@@ -509,37 +400,11 @@ def _needs_code(source: str) -> ModelError:
     )
 
 
-# ---------------------------------------------------------------- the paper's own checkpoints
-
-
-def _published(hub: Hub) -> tuple[Any, dict[str, Tensor]] | None:
-    """Return the configuration and weights of one of the paper's models, or None if it is another model."""
-    if hub.gguf:
-        return None
-    try:
-        raw, _ = PretrainedConfig.get_config_dict(**hub.address)
-    except (OSError, ValueError, AttributeError):
-        return None  # loading it will report the error
-    if not isinstance(raw, dict) or not is_published(raw):
-        return None
-    try:
-        return eurobert(raw, load_file(hub_file(hub, "model.safetensors")))
-    except (OSError, SafetensorError, ModelError) as wrong:
-        raise ModelError(f"{hub.source} cannot be loaded: {one_line(wrong)}; give a complete copy") from None
-
-
 def hub_file(hub: Hub, name: str) -> Path:
     """Return the path of a model's file, which is downloaded from the hub if needed."""
     if hub.local:
         return Path(hub.source).expanduser() / name
     return Path(hf_hub_download(hub.source, name, revision=hub.revision))
-
-
-def _filled(family: Any, config: Any, weights: dict[str, Tensor]) -> Any:
-    config._attn_implementation = NAME
-    model = family(config).float()
-    model.load_state_dict(weights)
-    return model
 
 
 # ---------------------------------------------------------------- tokenizers

@@ -16,7 +16,6 @@ from biphase.report.evidence import Evidence, Resamples, gather
 from biphase.report.figures import Figure, figures
 from biphase.report.headline import Headline, headline
 from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
-from biphase.report.recipes import FirstPublished
 from biphase.report.verdicts import Finding, judge
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
@@ -44,17 +43,20 @@ READING: tuple[tuple[str, str], ...] = (
     ),
     (
         "Comparisons.",
-        "Every comparison is a paired difference: the same fine-tuning seeds on both sides, so noise that the "
-        "seeds share cancels. A difference can be significant although the intervals of the two means overlap.",
+        "Models are compared at the learning rates that all of them have. Two or three seeds hardly determine a variance, so "
+        "the noise of a model is estimated from its own seeds and from those of all other models on the same tasks (moderated "
+        "variances). With several pretraining seeds, a value is the mean of a seed's fine-tunings. A difference can be "
+        "significant although the intervals of the two means overlap.",
     ),
     (
         "Verdicts.",
-        "Reproduced: every part has the claimed sign and the claim's p-value, corrected by Holm for all claims tested here, "
-        "is at most 0.05. Direction only: the sign is as claimed, but the difference is not significant. Not reproduced: some part is significantly "
-        "in the other direction or has the other sign. Underpowered: the study could not have found an effect as large as the paper's (of 0.5 points, where the paper gives none). Points the other way: "
-        "underpowered by this rule, while the whole 95% interval of some part lies on the other side; the correction for the "
-        "number of claims leaves it open. Not tested: the study has no "
-        "runs for it, or too few seeds are complete.",
+        "Reproduced: every part of the claim exceeds its margin; the largest of their one-sided p-values, corrected by Holm for "
+        "all distinct claims tested here, is at most 0.05. Holds in part: the same, but the study has no scores for some parts "
+        "or families. Not reproduced: some part is significantly reversed; the smallest p-value times the number of parts, "
+        "corrected alike, is at most 0.05. No effect found: neither, although an effect as large as the paper's (or as the study "
+        "states) would probably have been found. Underpowered: neither, and such an effect could have been missed. Not "
+        "applicable: the claim presupposes something that the study does not show. Not tested: the study has no runs for it, or "
+        "too few seeds are complete.",
     ),
     (
         "Detectable.",
@@ -106,7 +108,7 @@ class Content:
 def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     """Read the scores of a plan from a store and compute the report's content."""
     papers = papers_of(plan.study)
-    evidence = gather(plan, store, FirstPublished(tuple(paper.published for paper in papers)))
+    evidence = gather(plan, store, papers[0].published if papers else None)
     draws = Resamples(evidence)
     estimates = estimate(evidence, draws)
     findings = tuple(judge(evidence, papers, draws))

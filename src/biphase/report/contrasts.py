@@ -17,90 +17,94 @@ import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol
 
 import numpy as np
-from numpy.typing import NDArray
 
 from biphase.report.evidence import Evidence, Floats, Resamples, ScoreGrid
-from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
-from biphase.report.selectors import Case, ComparableModels, percent, rows_in_common
-from biphase.report.statistics.intervals import (
-    Estimate,
-    across,
-    complete,
-    interval,
-    kept,
-    mean_squares,
-    spread,
-)
+from biphase.report.selectors import Case, ComparableModels, percent
+from biphase.report.statistics import moderated
+from biphase.report.statistics.intervals import Estimate, interval
 from biphase.specs import Family, Finetune
-from biphase.study.costs import REPEATED, flops_of
-from biphase.text import short
 
 # ---------------------------------------------------------------- quantities
-# A quantity has four numbers: its value for every seed, its value for every resample of the test examples, its expected
-# variance for a given noise of scores, and its published value. So one definition serves both the report, which has
-# scores, and the plan, which has none yet.
+# A quantity is a weighted sum of scores. Its weights serve both the report, which has scores, and the plan, which has
+# none yet. What depends on scores in another way (the best of several models, the spread over learning rates) chooses
+# its models and rates on validation scores, and is a weighted sum of test scores from there on.
 
 
+Cell = tuple[
+    str, str, int | None
+]  # task; metric (empty: that of the study); index of the rate (None: the chosen one)
+Terms = dict[str, dict[Cell, float]]  # name of a model → the weights of its scores
 Noise = Callable[[str], float]  # task → standard deviation of one score over seeds, in points
+
+LEARNT = 0.1  # of the way from a trivial baseline to a perfect score: less is not learnt
 
 
 @dataclass(frozen=True)
 class ScoreView:
-    """Scores in percentage points, restricted to the pretraining seeds that all models of a contrast have."""
+    """The scores of the models of a contrast in percentage points, at the learning rates that all of them have."""
 
     evidence: Evidence
-    draws: Resamples | None
-    rows: dict[str, list[int]]  # model → its row indices, in the same seed order for all models
+    rates: dict[str, frozenset[int]]  # by task
 
     @classmethod
-    def of(cls, models: Iterable[Model], evidence: Evidence, draws: Resamples | None = None) -> ScoreView:
-        return cls(evidence, draws, rows_in_common(models))
+    def of(cls, models: Iterable[Model], tasks: Iterable[str], evidence: Evidence) -> ScoreView:
+        results = [result for model in models for result in model.results]
+        rates = {
+            task: frozenset.intersection(*(evidence.grids[result, task].rates for result in results))
+            for task in tasks
+        }
+        return cls(evidence, rates)
 
-    def scores(self, model: Model, tasks: tuple[str, ...], metric: str = "", part: str = "test") -> Floats:
-        return 100 * self.evidence.on(model, tasks, metric, part=part)[self.rows[model.name]]
+    def table(self, model: Model, cells: dict[Cell, float], part: str = "test") -> Floats:
+        """A weighted sum of scores as (pretraining seeds, fine-tuning seeds). NaN: missing."""
+        return np.tensordot(
+            list(cells.values()), np.stack([self._scores(model, cell, part) for cell in cells]), axes=1
+        )
 
-    def rates(self, model: Model, task: str) -> Floats:
-        """Test scores as (pretraining seeds, learning rates, fine-tuning seeds)."""
-        return 100 * self.evidence.by_rate(model, task)[self.rows[model.name]]
+    def _scores(self, model: Model, cell: Cell, part: str) -> Floats:
+        task, metric, rate = cell
+        rows = []
+        for grid in (self.evidence.grids[result, task] for result in model.results):
+            values = grid.test if part == "test" else grid.validation
+            if rate is None:
+                rows.append(grid.at_chosen(values, metric, self.rates[task]))
+            else:
+                rows.append(
+                    values[metric or grid.metric][rate] if values else np.full(len(grid.seeds), np.nan)
+                )
+        return 100 * np.stack(rows)
 
-    def resampled(self, model: Model, tasks: tuple[str, ...], metric: str = "") -> Floats | None:
-        """Mean over tasks as (resamples, pretraining seeds, fine-tuning seeds); None if a task has no values."""
-        tables = [self.draws.of(model, task, metric) if self.draws else None for task in tasks]
-        known = [table for table in tables if table is not None]
-        if len(known) < len(tasks):
-            return None
-        return 100 * np.mean(known, axis=0)[:, self.rows[model.name]]
+    def on_validation(self, terms: Terms) -> float:
+        """A quantity by its validation scores, the mean over seeds; NaN where a model has no complete seed."""
+        total = 0.0
+        for name, cells in terms.items():
+            scores = self.table(self.evidence.models[name], cells, "validation")
+            total += float(scores[np.isfinite(scores)].mean()) if np.isfinite(scores).any() else math.nan
+        return total
+
+    def learnt(self, model: Model, task: str) -> bool:
+        """Whether a model clearly exceeds the trivial baselines of a task on validation, at its best rate."""
+        grid = self.evidence.grids[model.results[0], task]
+        trivial = [100 * one[grid.metric].validation for one in grid.baselines.values() if grid.metric in one]
+        floor = max(trivial, default=0.0)
+        return self.on_validation({model.name: {(task, "", None): 1.0}}) > floor + LEARNT * (100 - floor)
 
 
+@dataclass(frozen=True)
 class Quantity(ABC):
-    """A number for every seed, in percentage points. Sums and multiples of quantities are quantities."""
+    """A number made of scores, in percentage points. Sums and multiples of quantities are quantities."""
 
-    @property
-    @abstractmethod
-    def models(self) -> tuple[Model, ...]:
-        """The models whose scores it needs."""
-
-    @property
-    @abstractmethod
-    def tasks(self) -> tuple[str, ...]:
-        """The tasks it needs scores on."""
+    models: tuple[Model, ...]  # whose scores it needs
+    tasks: tuple[str, ...]  # on which it needs them
 
     @abstractmethod
-    def measure(self, view: ScoreView) -> Floats:
-        """Its values as (pretraining seeds, fine-tuning seeds), in points. NaN: missing."""
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        """Its values as (resamples, pretraining seeds, fine-tuning seeds); None where resampling does not apply."""
-        return None
-
-    @abstractmethod
-    def variance(self, noise: Noise) -> float:
-        """Its variance over fine-tuning seeds, if scores of different models and tasks vary independently."""
+    def terms(self, view: ScoreView | None) -> Terms:
+        """The weights of its scores; empty if it cannot be computed from these. Without a view: those expected."""
 
     def published(self, numbers: Published) -> float | None:
         """Its value computed from published scores; None if any of them is not known."""
@@ -110,49 +114,36 @@ class Quantity(ABC):
         """What to say beside its value."""
         return ""
 
+    def variance(self, noise: Noise, seeds: Callable[[Model], int]) -> float:
+        """Its expected variance, if scores of different models, tasks and seeds vary independently."""
+        models = {model.name: model for model in self.models}
+        return sum(
+            sum(weight**2 * noise(task) ** 2 for (task, _, _), weight in cells.items()) / seeds(models[name])
+            for name, cells in self.terms(None).items()
+        )
+
     def __mul__(self, weight: float) -> Sum:
-        return Sum(((weight, self),))
+        return Sum((self,), (weight,))
 
     __rmul__ = __mul__
 
     def __add__(self, other: Quantity) -> Sum:
-        return Sum(((1.0, self), (1.0, other)))
+        return Sum((self, other), (1.0, 1.0))
 
     def __sub__(self, other: Quantity) -> Sum:
-        return Sum(((1.0, self), (-1.0, other)))
+        return Sum((self, other), (1.0, -1.0))
 
 
 @dataclass(frozen=True)
-class OfModels(Quantity):
-    """Base class of quantities that are computed from scores."""
-
-    of: tuple[Model, ...]
-    on: tuple[str, ...]  # tasks
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return self.of
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return self.on
-
-    def variance(self, noise: Noise) -> float:
-        return sum(noise(task) ** 2 for task in self.on) / len(self.on) ** 2
-
-
-@dataclass(frozen=True)
-class MeanScore(OfModels):
+class MeanScore(Quantity):
     """The mean score of one model over tasks."""
 
     family: Family | None = None  # set where the tasks are all that the study has of a family
     metric: str = ""  # empty: the one that learning rates are chosen by
 
-    def measure(self, view: ScoreView) -> Floats:
-        return view.scores(self.models[0], self.tasks, self.metric)
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        return view.resampled(self.models[0], self.tasks, self.metric)
+    def terms(self, view: ScoreView | None) -> Terms:
+        cells: dict[Cell, float] = {(task, self.metric, None): 1 / len(self.tasks) for task in self.tasks}
+        return {self.models[0].name: cells}
 
     def published(self, numbers: Published) -> float | None:
         if self.metric or self.family is None:
@@ -160,151 +151,138 @@ class MeanScore(OfModels):
         return numbers.family_mean(self.models[0].recipe, self.family)
 
 
+class Sensitivity(Quantity):
+    """How much more one model depends on the learning rate than another: the difference of their spreads.
+
+    A spread is the score at the best rate minus that at the worst, both chosen on validation; mean over the tasks that
+    both models have learnt. A model that has not learnt a task scores alike at every rate.
+    """
+
+    def terms(self, view: ScoreView | None) -> Terms:
+        tasks = [task for task in self.tasks if view is None or self._learnt(view, task)]
+        if not tasks:
+            return {}
+        terms: Terms = {}
+        for model, sign in zip(self.models, (1.0, -1.0), strict=True):
+            cells = terms[model.name] = {}
+            for task in tasks:
+                for rate, share in zip(self._ends(view, model, task), (1.0, -1.0), strict=True):
+                    cell = (task, "", rate)
+                    cells[cell] = cells.get(cell, 0.0) + sign * share / len(tasks)
+        return terms
+
+    def _learnt(self, view: ScoreView, task: str) -> bool:
+        return len(view.rates[task]) > 1 and all(view.learnt(model, task) for model in self.models)
+
+    def _ends(self, view: ScoreView | None, model: Model, task: str) -> tuple[int, int]:
+        if view is None:
+            return 0, 1
+        scores = {
+            rate: view.on_validation({model.name: {(task, "", rate): 1.0}})
+            for rate in sorted(view.rates[task])
+        }
+        return max(scores, key=lambda rate: scores[rate]), min(scores, key=lambda rate: scores[rate])
+
+    def note(self, view: ScoreView) -> str:
+        left_out = [task for task in self.tasks if not self._learnt(view, task)]
+        return f"left out, not learnt by both: {', '.join(left_out)}" if left_out else ""
+
+
 @dataclass(frozen=True)
-class SpreadOfRates(OfModels):
-    """The sensitivity to the learning rate: best minus worst test score of each seed, mean over tasks."""
-
-    def measure(self, view: ScoreView) -> Floats:
-        by_task = [np.moveaxis(view.rates(self.models[0], task), 1, 0) for task in self.tasks]
-        return np.mean([spread(rates) for rates in by_task], axis=0)
-
-    def variance(self, noise: Noise) -> float:
-        # Best minus worst is a difference of two scores, so it has twice the variance of one.
-        return 2 * super().variance(noise)
-
-
-@dataclass(frozen=True)
-class Best(OfModels):
-    """The test score of the model with the best validation score, averaged over the seeds that all models have."""
+class Best(Quantity):
+    """The score of the model with the best validation score; the first of equals."""
 
     family: Family | None = None
 
-    def chosen(self, view: ScoreView) -> Model | None:
-        """The model that validation selects; the first of equals. None: no seed is complete for all models."""
-        validation = np.stack([view.scores(model, self.tasks, part="validation") for model in self.models])
-        complete = np.isfinite(validation).all(axis=0)
-        if not complete.any():
-            return None
-        return self.models[int(np.argmax(validation[:, complete].mean(axis=1)))]
+    def terms(self, view: ScoreView | None) -> Terms:
+        best = self._chosen(view) if view else self.models[0]
+        return MeanScore((best,), self.tasks).terms(view) if best else {}
 
-    def measure(self, view: ScoreView) -> Floats:
-        best = self.chosen(view)
-        scores = view.scores(best or self.models[0], self.tasks)
-        return scores if best else np.full_like(scores, np.nan)
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        best = self.chosen(view)
-        return view.resampled(best, self.tasks) if best else None
+    def _chosen(self, view: ScoreView) -> Model | None:
+        scores = [view.on_validation(MeanScore((model,), self.tasks).terms(view)) for model in self.models]
+        return None if any(map(math.isnan, scores)) else self.models[scores.index(max(scores))]
 
     def published(self, numbers: Published) -> float | None:
         # Papers print the best of a sweep and some of the others, so a few known numbers of many include the best.
-        known = [
-            numbers.family_mean(model.recipe, self.family) if self.family else None for model in self.models
-        ]
+        known = [MeanScore((model,), self.tasks, self.family).published(numbers) for model in self.models]
         values = [value for value in known if value is not None]
         return max(values) if len(self.models) >= 4 and len(values) >= 2 else None
 
     def note(self, view: ScoreView) -> str:
-        best = self.chosen(view)
+        best = self._chosen(view)
         return f"best ratio on validation: {percent(best.recipe.ratio or 0)}" if best else ""
 
 
+@dataclass(frozen=True)
 class Combined(Quantity):
     """Base class of quantities that are computed from others."""
 
-    @property
-    @abstractmethod
-    def parts(self) -> tuple[Quantity, ...]: ...
+    models: tuple[Model, ...] = field(init=False)
+    tasks: tuple[str, ...] = field(init=False)
+    parts: tuple[Quantity, ...]
 
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return tuple(dict.fromkeys(model for part in self.parts for model in part.models))
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task for part in self.parts for task in part.tasks))
+    def __post_init__(self) -> None:
+        models = dict.fromkeys(model for part in self.parts for model in part.models)
+        tasks = dict.fromkeys(task for part in self.parts for task in part.tasks)
+        object.__setattr__(self, "models", tuple(models))
+        object.__setattr__(self, "tasks", tuple(tasks))
 
     def note(self, view: ScoreView) -> str:
         return "; ".join(filter(None, (part.note(view) for part in self.parts)))
-
-    def _published(self, numbers: Published) -> list[float]:
-        """The published values of all parts; empty if any is not known."""
-        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
-        return known if len(known) == len(self.parts) else []
 
 
 @dataclass(frozen=True)
 class Sum(Combined):
     """A weighted sum of quantities."""
 
-    terms: tuple[tuple[float, Quantity], ...]
+    weights: tuple[float, ...]
 
-    @property
-    def parts(self) -> tuple[Quantity, ...]:
-        return tuple(part for _, part in self.terms)
-
-    def measure(self, view: ScoreView) -> Floats:
-        return sum((weight * part.measure(view) for weight, part in self.terms), np.zeros(()))
-
-    def resample(self, view: ScoreView) -> Floats | None:
-        tables = [(weight, part.resample(view)) for weight, part in self.terms]
-        known = [weight * table for weight, table in tables if table is not None]
-        return sum(known, np.zeros(())) if len(known) == len(tables) else None
-
-    def variance(self, noise: Noise) -> float:
-        return sum(weight**2 * part.variance(noise) for weight, part in self.terms)
+    def terms(self, view: ScoreView | None) -> Terms:
+        return added([part.terms(view) for part in self.parts], self.weights)
 
     def published(self, numbers: Published) -> float | None:
-        known = self._published(numbers)
-        weighted = (weight * value for (weight, _), value in zip(self.terms, known, strict=False))
-        return math.fsum(weighted) if known else None
+        known = [value for part in self.parts if (value := part.published(numbers)) is not None]
+        return float(np.dot(self.weights, known)) if len(known) == len(self.parts) else None
 
 
-@dataclass(frozen=True)
-class Several(Combined):
-    """Base class of quantities that are one of several, or the distance between two of them."""
+class Spread(Combined):
+    """The range of several quantities: the one that is largest on validation minus the one that is smallest."""
 
-    among: tuple[Quantity, ...]
-
-    @property
-    def parts(self) -> tuple[Quantity, ...]:
-        return self.among
-
-
-class Spread(Several):
-    """The range of several quantities: largest minus smallest for each seed."""
-
-    def measure(self, view: ScoreView) -> Floats:
-        return spread(np.stack([part.measure(view) for part in self.parts]))
-
-    def variance(self, noise: Noise) -> float:
-        return 2 * max(part.variance(noise) for part in self.parts)
+    def terms(self, view: ScoreView | None) -> Terms:
+        parts = [part.terms(view) for part in self.parts]
+        if view is None:
+            return added([parts[0], parts[-1]], (1.0, -1.0))
+        scores = [view.on_validation(part) for part in parts]
+        if any(map(math.isnan, scores)):
+            return {}
+        ends = parts[scores.index(max(scores))], parts[scores.index(min(scores))]
+        return added(list(ends), (1.0, -1.0))
 
 
-class Largest(Several):
-    """The maximum of several quantities for each seed. Its mean is biased upwards: at least that of the largest."""
-
-    def measure(self, view: ScoreView) -> Floats:
-        return np.max([part.measure(view) for part in self.parts], axis=0)
-
-    def variance(self, noise: Noise) -> float:
-        return max(part.variance(noise) for part in self.parts)
-
-    def published(self, numbers: Published) -> float | None:
-        return max(self._published(numbers), default=None)
+def added(parts: list[Terms], weights: Iterable[float]) -> Terms:
+    """The terms of a weighted sum; empty if those of a part are."""
+    total: Terms = {}
+    for part, weight in zip(parts, weights, strict=True):
+        if not part:
+            return {}
+        for name, cells in part.items():
+            own = total.setdefault(name, {})
+            for cell, value in cells.items():
+                own[cell] = own.get(cell, 0.0) + weight * value
+    return total
 
 
 def mean(parts: Iterable[Quantity]) -> Sum:
     every = tuple(parts)
-    return Sum(tuple((1 / len(every), part) for part in every))
+    return Sum(every, (1 / len(every),) * len(every))
 
 
 def slope(points: Iterable[tuple[float, Quantity]]) -> Sum:
     """The least-squares slope of a quantity over x."""
-    every = tuple(points)
-    centre = math.fsum(x for x, _ in every) / len(every)
-    squares = math.fsum((x - centre) ** 2 for x, _ in every)
-    return Sum(tuple(((x - centre) / squares, part) for x, part in every))
+    xs, parts = zip(*points, strict=True)
+    centre = math.fsum(xs) / len(xs)
+    squares = math.fsum((x - centre) ** 2 for x in xs)
+    return Sum(parts, tuple((x - centre) / squares for x in xs))
 
 
 @dataclass(frozen=True)
@@ -317,8 +295,8 @@ class On:
 
     def score(self, model: Model, *tasks: str) -> MeanScore:
         """The score of a model; `tasks`: on these instead."""
-        families: dict[str, tuple[str, ...]] = dict(self.study.families)
-        family = next((one for one in self.study.families if one == self.on and not tasks), None)
+        families = self.study.families
+        family = self.on if self.on in families and not tasks else None
         return MeanScore((model,), tasks or families.get(self.on, (self.on,)), family, self.metric)
 
     def gap(self, more: Model, less: Model, *tasks: str) -> Sum:
@@ -335,12 +313,8 @@ class On:
     def spread(self, models: Iterable[Model]) -> Spread:
         return Spread(tuple(self.score(model) for model in models))
 
-    def spread_of_rates(self, model: Model) -> SpreadOfRates:
-        return SpreadOfRates((model,), tuple(self.study.tasks))
-
-    def others(self) -> list[On]:
-        """The same for every other family."""
-        return [replace(self, on=family) for family in self.study.families if family != self.on]
+    def sensitivity(self, more: Model, less: Model) -> Sensitivity:
+        return Sensitivity((more, less), tuple(self.study.tasks))
 
     def families(self) -> list[On]:
         """The same for every family."""
@@ -352,15 +326,20 @@ class On:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value."""
+    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value.
+
+    A contrast with options holds if at least one of them holds: the one with the smallest p-value represents all, and
+    its p-value is multiplied by their number (Bonferroni).
+    """
 
     title: str  # "610m · SC"
     quantity: Quantity
-    above: str  # "MLM 40% scores {} points above CLM on SC at 610m"
-    below: str
+    above: str = ""  # "MLM 40% scores {} points above CLM on SC at 610m"
+    below: str = ""
     margin: float = 0.0
     paper: float | None = None  # the published value
     remark: Remark | None = None
+    options: tuple[Contrast, ...] = ()
 
     @property
     def models(self) -> tuple[Model, ...]:
@@ -374,41 +353,28 @@ class Contrast:
 Remark = Callable[[ScoreView, Quantity], str]  # an additional sentence computed from the scores
 
 
-@dataclass(frozen=True)
-class AnyOf:
-    """Holds if at least one of several contrasts holds.
-
-    The contrast with the smallest p-value represents all, and its p-value is multiplied by their number (Bonferroni).
-    """
-
-    title: str
-    options: tuple[Contrast, ...]
-    paper: float | None = None
-    margin: float = 0.0
-
-    @property
-    def models(self) -> tuple[Model, ...]:
-        return tuple(dict.fromkeys(model for option in self.options for model in option.models))
-
-    @property
-    def tasks(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(task for option in self.options for task in option.tasks))
-
-
-Test = Contrast | AnyOf
+def any_of(title: str, options: Iterable[Contrast], paper: float | None = None) -> Contrast:
+    """A contrast that holds if at least one of these holds."""
+    every = tuple(options)
+    return Contrast(title, mean(one.quantity for one in every), paper=paper, options=every)
 
 
 # ---------------------------------------------------------------- claims
 
 
 Source = Literal["paper", "beyond", "study"]
-EVERY: tuple[Family, ...] = ()  # every family of the study
 
 
 class Cases(Protocol):
-    """Finds the models that are compared: `Select`, `SharedRatios`, `AcrossSizes`."""
+    """Finds the models that are compared: `Select`, `AcrossSizes`."""
 
     def cases(self, study: ComparableModels) -> list[Case]: ...
+
+
+class Tests(Protocol):
+    """Makes the tests of a claim in one case: `Pattern`."""
+
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]: ...
 
 
 @dataclass(frozen=True)
@@ -422,31 +388,31 @@ class Pattern:
     quantity: Callable[..., Quantity | None]
     sentence: str
     title: str = "{line} · {on}"
-    on: tuple[str, ...] | None = EVERY  # one test for each of these families or tasks; None: one test of all
+    # One test for each of these families or tasks; empty: for each family of the claim; None: one test of all
+    on: tuple[str, ...] | None = ()
     margin: float = 0.0
     metric: str = ""
     remark: Callable[[Case, On], Remark | None] | None = None
 
-    def tests(self, case: Case, claim: str, numbers: Published) -> Iterable[Contrast]:
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         study = case.study
-        for family in [""] if self.on is None else self.on or study.families:
-            on = On(study, family, self.metric)
-            known = family in study.families or family in study.tasks or (self.on is None and study.families)
+        for name in [""] if self.on is None else self.on or claim.on:
+            on = On(study, name, self.metric)
+            known = name in study.families or name in study.tasks or (self.on is None and study.tasks)
             quantity = self.quantity(on, *(case.sizes or case.models)) if known else None
             if quantity is None:
                 continue
-            what = f"{family} ({self.metric})" if self.metric else family
-            others = ", ".join(other for other in study.families if other != family)
+            what = f"{name} ({self.metric})" if self.metric else name
+            others = ", ".join(other for other in study.families if other != name)
             fields = case.fields() | {"on": what, "others": others, "points": "{}"}
             above, below = (_choose(self.sentence, which).format(**fields) for which in (1, 2))
-            title = self.title.format(**fields)
             remark = self.remark(case, on) if self.remark else None
             paper = quantity.published(numbers)
             if paper is None:
-                paper = numbers.contrast(claim, quantity.models[0].recipe)
+                paper = numbers.contrast(claim.id, quantity.models[0].recipe)
             # Rounding removes floating-point noise from differences of published scores, which have few decimals.
             paper = None if paper is None else round(paper, 6)
-            yield Contrast(title, quantity, above, below, self.margin, paper, remark)
+            yield Contrast(self.title.format(**fields), quantity, above, below, self.margin, paper, remark)
 
 
 def _choose(pattern: str, which: int) -> str:
@@ -467,29 +433,6 @@ def above(
 
 
 @dataclass(frozen=True)
-class NoneIsBest:
-    """For each masking ratio that all sizes have: some other one scores above it, on some family at some size."""
-
-    def tests(self, case: Case, claim: str, numbers: Published) -> Iterable[AnyOf]:
-        sizes = [(one, {model.recipe.ratio: model for model in one.models[0]}) for one in case.sizes]
-        shared = sorted(set.intersection(*(set(ratios) for _, ratios in sizes)))
-        if len(shared) < 2 or not case.study.families:
-            return
-        for ratio in shared:
-            options: list[Contrast] = []
-            for one, ratios in sizes:
-                for family in case.study.families:
-                    for other in (each for each in shared if each != ratio):
-                        names = f"MLM {percent(other)}", f"MLM {percent(ratio)}"
-                        pair = replace(one, models=(ratios[other], ratios[ratio]), names=names)
-                        better = above(on=(family,), title="{names[0]} on {on} at {line}")
-                        options += better.tests(pair, claim, numbers)
-            paper = max((option.paper for option in options if option.paper is not None), default=0.0)
-            title = f"{percent(ratio)}{case.fields()['about']}"
-            yield AnyOf(title, tuple(options), paper if paper > 0 else None)
-
-
-@dataclass(frozen=True)
 class Statement:
     """A claim and how it is tested. Every one of its tests must hold."""
 
@@ -500,25 +443,31 @@ class Statement:
     needs: str  # the runs it needs, as text
     on: tuple[Family, ...]  # the task families it is about
     models: Cases  # which models are compared
-    contrasts: tuple[Pattern | NoneIsBest, ...]  # and how
+    contrasts: tuple[Tests, ...]  # and how
     figure: str
     paper: str = "no numbers known"  # the published numbers, as text
     source: Source = "paper"
     caveats: tuple[str, ...] = ()
-    equal_data: bool = False  # it compares objectives on equal amounts of data
-    by_contrast: bool = (
-        False  # list all models of one contrast before the next, not all contrasts of one case
-    )
+    equal_data: bool = True  # whether it compares objectives on equal amounts of data
     only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
+    premise: tuple[Tests, ...] = ()  # what must hold for the claim to say anything: "MLM was ahead before"
+    effect: float = 0.0  # points: the effect worth finding where none is published; 0: the study's
 
-    def tests(self, study: ComparableModels, numbers: Published) -> list[Test]:
+    def tests(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
         """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
+        return self._tests(self.contrasts, study, numbers)
+
+    def premises(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
+        """The tests of the premise, one for each case."""
+        return self._tests(self.premise, study, numbers)
+
+    def _tests(
+        self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published
+    ) -> list[Contrast]:
         if not study.finetune or not self.only_if(study.finetune):
             return []
-        pairs = [(case, pattern) for case in self.models.cases(study) for pattern in self.contrasts]
-        if self.by_contrast:
-            pairs.sort(key=lambda pair: self.contrasts.index(pair[1]))
-        tests = [test for case, pattern in pairs for test in pattern.tests(case, self.id, numbers)]
+        cases = self.models.cases(study)
+        tests = [test for case in cases for one in patterns for test in one.tests(case, self, numbers)]
         return [test for test in tests if study.plans(test.models, test.tasks)]
 
 
@@ -542,177 +491,41 @@ class Paper:
         return f"{own[0]} to {own[-1]}"
 
 
-# ---------------------------------------------------------------- remarks
-
-
-def decay_begins_later(case: Case, on: On) -> Remark | None:
-    """A remark if the checkpoint lies before the decay, so that part of the gain comes from training at full rate."""
-    plan, model = case.study.plan, case.models[len(case.models) // 2]
-    run = plan.jobs[plan.results[model.results[0]]].run
-    early = run.origin_step + run.decay_start - case.steps[0]
-    if early <= 0:
-        return None
-    return lambda view, quantity: (
-        f"the checkpoint is {early:,} steps before the decay: what they bring is in this gain"
-    )
-
-
-def noise_by_source(case: Case, on: On) -> Remark:
-    """A remark with the sd over pretraining seeds and over fine-tuning seeds."""
-
-    def remark(view: ScoreView, quantity: Quantity) -> str:
-        table = complete(quantity.measure(view))
-        if min(table.shape) < 2:
-            return ""
-        rows, columns, rest = mean_squares(table)
-        pretraining = math.sqrt(max(0.0, rows - rest) / table.shape[1])
-        tuning = math.sqrt(max(0.0, columns - rest) / table.shape[0] + rest)
-        return f"sd over pretraining seeds {pretraining:.2f} points, over fine-tuning seeds {tuning:.2f}"
-
-    return remark
-
-
-def overtaking(case: Case, on: On) -> Remark:
-    """A remark on where the first model of a case overtakes the second, over all checkpoints that both have."""
-    return Overtaking(case, on).remark
-
-
-@dataclass(frozen=True)
-class Overtaking:
-    """Where the learning curve of one model overtakes that of another: the last crossing from below.
-
-    It is interpolated over the logarithm of steps or FLOPs. At equal steps two objectives have seen equal tokens but
-    spent different FLOPs, so the crossing over FLOPs is computed on its own axis.
-    """
-
-    case: Case
-    on: On
-
-    def remark(self, view: ScoreView, quantity: Quantity) -> str:
-        pairs = [models[:2] for models in self.case.curve]
-        leader, other = self.case.names[:2]
-        steps = np.array([float(rising.recipe.steps) for rising, _ in pairs])
-        if len(steps) < 2:
-            return ""
-        within = ScoreView.of([model for pair in pairs for model in pair], view.evidence)
-        curves = [
-            np.stack([self.on.score(pair[which]).measure(within) for pair in pairs]) for which in (0, 1)
-        ]
-        rows, columns = kept(np.sum(curves[0] + curves[1], axis=0))
-        if not columns.size:
-            return ""
-        rising, passed = (curve[:, rows][:, :, columns] for curve in curves)
-        gap = np.mean(rising - passed, axis=(1, 2))
-        epochs = Epochs(view.evidence.plan, view.evidence.store)
-        once = self._within_one_epoch(epochs, gap)
-        if gap[-1] <= 0:
-            return f"{leader} has not overtaken {other} by step {steps[-1]:,.0f}{once}"
-        if (gap > 0).all():
-            return f"{leader} is ahead from the first checkpoint (step {steps[0]:,.0f}) on{once}"
-        at = [
-            [
-                crossing(steps, rising[:, row, seed], steps, passed[:, row, seed])
-                for seed in range(len(columns))
-            ]
-            for row in range(len(rows))
-        ]
-        return f"{leader} overtakes {other} near {self._place(np.array(at), rising, passed, epochs)}{once}"
-
-    def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
-        """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""
-        rising = [models[0] for models in self.case.curve]
-        read = [math.inf if (at := epochs.at(one.results[0])) is None else at for one in rising]
-        once = [index for index, at in enumerate(read) if at <= REPEATED]
-        if not once or not math.isfinite(read[-1]) or read[-1] <= REPEATED:
-            return ""
-        last = once[-1]
-        where = f"within one epoch (step {rising[last].recipe.steps:,}, {read[last]:.2f} epochs)"
-        return f"; {where} it is {abs(gap[last]):.2f} points {'ahead' if gap[last] > 0 else 'behind'}"
-
-    def _place(self, at: Floats, rising: Floats, passed: Floats, epochs: Epochs) -> str:
-        """The geometric mean over seeds with its interval, and the number of seeds in which a crossing exists."""
-        crossed = across(np.log(at))
-        happens = int(np.isfinite(at).sum())
-        some = f" in {happens} of {at.size} seeds" if happens < at.size else ""
-        if not math.isfinite(crossed.mean):
-            return "no step that every seed agrees on"
-        steps, last = math.exp(crossed.mean), self.case.curve[-1][0]
-        low, high = (math.exp(end) if math.isfinite(end) else math.nan for end in (crossed.low, crossed.high))
-        between = f" (95%: {low:,.0f} to {high:,.0f})" if math.isfinite(low) else ""
-        tokens = short(steps * last.recipe.tokens / last.recipe.steps)
-        read = epochs.at(last.results[0], round(steps))
-        flops = self._flops(rising, passed)
-        return (
-            f"step {steps:,.0f}{some}{between}, {tokens} tokens"
-            + ("" if read is None else f", {read:.2f} epochs")
-            + (f"; at equal FLOPs near {flops:.1e}" if math.isfinite(flops) else "")
-        )
-
-    def _flops(self, rising: Floats, passed: Floats) -> float:
-        """The crossing over model FLOPs from the root; NaN if there is none or FLOPs are not known."""
-        plan = self.case.study.plan
-        paths = [[plan.path(plan.results[one.results[0]]) for one in pair[:2]] for pair in self.case.curve]
-        # dtype=float turns an unknown number (None) into NaN, and so its sum.
-        spent = [
-            [sum(np.array([flops_of(job) for job in path], dtype=float)) for path in pair] for pair in paths
-        ]
-        x = np.array(spent)
-        if not np.isfinite(x).all():
-            return math.nan
-        return crossing(x[:, 0], rising.mean(axis=(1, 2)), x[:, 1], passed.mean(axis=(1, 2)))
-
-
-def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
-    """The last x at which `rising` crosses `other` from below, linear in log x; NaN if it never does."""
-    low, high = max(xs[0], others[0]), min(xs[-1], others[-1])
-    grid = np.unique(np.log([low, *xs, *others, high]))
-    grid = grid[(grid >= np.log(low) - 1e-12) & (grid <= np.log(high) + 1e-12)]
-    ahead = np.interp(grid, np.log(xs), rising) - np.interp(grid, np.log(others), other)
-    crossed = np.flatnonzero((ahead[:-1] <= 0) & (ahead[1:] > 0))
-    if not crossed.size:
-        return math.nan
-    last = crossed[-1]
-    share = -ahead[last] / (ahead[last + 1] - ahead[last])
-    return float(np.exp(grid[last] + share * (grid[last + 1] - grid[last])))
-
-
 # ---------------------------------------------------------------- measuring
 
 
-Indices = NDArray[np.intp]
 LEVEL = 0.95
-ALIKE = "every seed gives the same number, so there is no noise to judge it by"
+Supports = Literal["yes", "unclear", "against", "underpowered", "missing"]
+Key = frozenset[tuple[str, str, str, int | None, float]]  # what a test measures, whichever claim makes it
 
 
 @dataclass(frozen=True)
-class MeasuredContrast:
-    """A test and its result. The p-value of `estimate` is for exceeding the margin; NaN: not available."""
+class ClaimPart:
+    """A test of a claim and its result. NaN: not available."""
 
     title: str  # "610m · SC"
     models: tuple[str, ...]
     contrast: Contrast  # whose sentences describe the result
     estimate: Estimate  # positive: as claimed; in points
+    above: float  # one-sided p-value for exceeding the margin
+    below: float  # one-sided p-value for falling below it
     margin: float  # the value that the estimate must exceed
     paper: float | None  # the published value
-    tries: int  # number of tests it was selected from; its p-value and interval are corrected for them
+    tries: int  # number of tests it was selected from; its p-values and interval are corrected for them
     examples: tuple[float, float] | None  # 95% interval over test examples
     note: str
-    shape: tuple[int, int]  # complete pretraining seeds, complete fine-tuning seeds
+    shape: tuple[int, int]  # pretraining seeds and fine-tuning seeds of the model that has the fewest
     lost: int  # trials that failed or cannot be read, so that their seeds are incomplete
-
-    @property
-    def alike(self) -> bool:
-        """Whether every seed gives the same number, so that the noise cannot be estimated."""
-        return math.isnan(self.estimate.p) and self.estimate.n > 1
+    key: Key = frozenset()
+    # Both depend on all claims of a report, so they are known once all parts are measured:
+    detectable: float = (
+        math.nan
+    )  # smallest effect beyond the margin found with 80% power at the corrected level
+    supports: Supports = "missing"  # what it says about its claim
 
     @property
     def missing(self) -> bool:
-        return math.isnan(self.estimate.p) and not self.alike
-
-    @property
-    def p(self) -> float:
-        """The p-value as a claim uses it: 1 if all seeds are alike, NaN if missing."""
-        return 1.0 if self.alike else self.estimate.p
+        return math.isnan(self.above)
 
     @property
     def excess(self) -> float:
@@ -730,100 +543,208 @@ class MeasuredContrast:
         if self.missing:
             return ""
         sentence = self.contrast.above if self.estimate.mean >= 0 else self.contrast.below
-        around = "" if math.isnan(self.half) else f" ± {self.half:.2f}"
         # Only the first {}: a run's name may contain braces.
-        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f}{around}", 1)
+        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f} ± {self.half:.2f}", 1)
 
 
-def measure(test: Test, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
-    """Measure one test. `draws`: resampled scores for the interval over test examples, or None for no interval."""
-    return _clearest(test, evidence, draws) if isinstance(test, AnyOf) else _measure(test, evidence, draws)
+@dataclass(frozen=True)
+class ModelMean:
+    """A weighted sum of the scores of one model: its mean over seeds, with the moderated variance of that mean."""
+
+    mean: float
+    variance: float
+    df: float
+    shape: tuple[int, int]  # pretraining seeds, fine-tuning seeds
 
 
-def _measure(
-    contrast: Contrast, evidence: Evidence, draws: Resamples | None, tries: int = 1
-) -> MeasuredContrast:
-    view = ScoreView.of(contrast.models, evidence, draws)
-    matrix = np.atleast_2d(contrast.quantity.measure(view))
-    estimate = across(matrix, 1 - (1 - LEVEL) / tries)
-    if contrast.margin:
-        estimate = replace(estimate, p=across(matrix - contrast.margin).p)
-    rows, columns = kept(matrix)
-    known = not math.isnan(estimate.p)
-    return MeasuredContrast(
-        title=contrast.title,
-        models=tuple(model.name for model in contrast.models),
-        contrast=contrast,
-        estimate=estimate,
-        margin=contrast.margin,
-        paper=contrast.paper,
-        tries=tries,
-        examples=_over_examples(contrast, view, estimate.mean, rows, columns) if known and draws else None,
-        note=_note(contrast, view) if known else _why_unknown(contrast, evidence, estimate),
-        shape=(len(rows), len(columns)),
-        lost=sum(len(grid.missing) for grid in _grids(contrast, evidence)),
-    )
+class Measure:
+    """Measures the tests of a report. Variances are moderated over all models of the study (docs/statistics.md)."""
 
+    def __init__(self, evidence: Evidence, draws: Resamples | None = None) -> None:
+        self.evidence, self.draws = evidence, draws
+        self._known: dict[tuple[object, ...], dict[str, ModelMean]] = {}
 
-def _clearest(test: AnyOf, evidence: Evidence, draws: Resamples | None) -> MeasuredContrast:
-    """Measure the option with the smallest one-sided p-value, corrected for having been selected."""
-    tried = [_measure(option, evidence, None, len(test.options)) for option in test.options]
-    known = [result for result in tried if not result.missing]
-    judged = [result for result in known if not result.alike]
-    if not judged:
-        first = (known or tried)[0]
-        return replace(
-            first, title=test.title, models=tuple(one.name for one in test.models), paper=test.paper
+    def __call__(self, test: Contrast) -> ClaimPart:
+        return self._clearest(test) if test.options else self._contrast(test)
+
+    def _contrast(self, contrast: Contrast, tries: int = 1) -> ClaimPart:
+        view = ScoreView.of(contrast.models, contrast.tasks, self.evidence)
+        terms = contrast.quantity.terms(view)
+        parts = {name: self._mean(view, name, cells) for name, cells in terms.items()}
+        known = [part for part in parts.values() if part is not None]
+        result = None
+        if terms and len(known) == len(parts):
+            result = moderated.contrast_of(
+                np.asarray(math.fsum(part.mean for part in known)),
+                np.array([part.variance for part in known]),
+                np.array([part.df for part in known]),
+                contrast.margin,
+                1 - (1 - LEVEL) / tries,
+            )
+        shapes = [part.shape for part in known] or [(0, 0)]
+        shape = min(one for one, _ in shapes), min(one for _, one in shapes)
+        sources = ("fine-tuning seeds", "pretraining seeds")
+        covers = " and ".join(dict.fromkeys(sources[one > 1] for one, _ in shapes))
+        grids = [
+            self.evidence.grids[result, task]
+            for model in contrast.models
+            for result in model.results
+            for task in contrast.tasks
+        ]
+        judged = result is not None and bool(np.isfinite(result.se))
+        n = min(pretrained if pretrained > 1 else tuned for pretrained, tuned in shapes)
+        nothing = Estimate(math.nan, math.nan, n, math.nan, math.nan, math.nan, covers)
+        return ClaimPart(
+            title=contrast.title,
+            models=tuple(model.name for model in contrast.models),
+            contrast=contrast,
+            estimate=nothing if result is None else moderated.as_estimate(result, max(n, 1), covers, LEVEL),
+            above=float(result.above) if result is not None and judged else math.nan,
+            below=float(result.below) if result is not None and judged else math.nan,
+            margin=contrast.margin,
+            paper=contrast.paper,
+            tries=tries,
+            examples=self._over_examples(view, terms, result.value)
+            if result is not None and judged
+            else None,
+            note=_note(contrast, view) if judged else _why_unknown(grids, bool(terms), n),
+            shape=shape,
+            lost=sum(len(grid.missing) for grid in grids),
+            key=self._key(terms, contrast.margin),
         )
-    best = min(judged, key=lambda result: result.p if result.excess > 0 else 2 - result.p)
-    result = _measure(best.contrast, evidence, draws, len(known))
-    corrected = replace(result.estimate, p=min(1.0, result.estimate.p * len(known)))
-    incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
-    note = f"clearest of {len(known)} comparisons: {best.title}{incomplete}"
-    return replace(result, title=test.title, paper=test.paper, estimate=corrected, note=note)
+
+    def _clearest(self, test: Contrast) -> ClaimPart:
+        """Measure the option that is clearest above its margin, with p-values for "at least one option holds"."""
+        tried = [self._contrast(option, len(test.options)) for option in test.options]
+        known = [result for result in tried if not result.missing]
+        if not known:
+            names = tuple(model.name for model in test.models)
+            return replace(tried[0], title=test.title, models=names, paper=test.paper)
+        best = min(known, key=lambda result: result.above)
+        incomplete = f"; {len(tried) - len(known)} more are not complete" if len(known) < len(tried) else ""
+        return replace(
+            best,
+            title=test.title,
+            paper=test.paper,
+            above=min(1.0, best.above * len(known)),
+            below=max(result.below for result in known),
+            note=f"clearest of {len(known)} comparisons: {best.title}{incomplete}",
+            key=frozenset[Any]().union(*(result.key for result in tried)),
+        )
+
+    def _mean(self, view: ScoreView, name: str, cells: dict[Cell, float]) -> ModelMean | None:
+        """The weighted sum for one model; None if it has no complete seed."""
+        scale = max(map(abs, cells.values())) * math.copysign(1.0, next(iter(cells.values())))
+        alike = {cell: weight / scale for cell, weight in cells.items()}
+        several = len(self.evidence.models[name].results) > 1
+        rates = tuple((task, view.rates[task]) for task, _, _ in alike)
+        key = (several, rates, *((cell, round(weight, 9)) for cell, weight in alike.items()))
+        if key not in self._known:
+            self._known[key] = self._moderated(view, alike, several=several)
+        found = self._known[key].get(name)
+        return found and replace(found, mean=found.mean * scale, variance=found.variance * scale**2)
+
+    def _moderated(self, view: ScoreView, cells: dict[Cell, float], *, several: bool) -> dict[str, ModelMean]:
+        """The same sum for every model of the study that has several pretraining seeds, or one, by name."""
+        own: dict[str, Floats] = {}
+        shapes: dict[str, tuple[int, int]] = {}
+        others: list[Floats] = []
+        shared = frozenset.intersection(*(view.rates[task] for task, _, _ in cells))
+        at_chosen = all(rate is None for _, _, rate in cells)
+        for name, model in self.evidence.models.items():
+            if (len(model.results) > 1) != several:
+                continue
+            table = view.table(model, cells)
+            if not np.isfinite(table).any():
+                continue
+            rows = np.isfinite(table).any(axis=1)
+            own[name] = moderated.seed_values(table)
+            shapes[name] = int(rows.sum()), int(np.isfinite(table[rows]).sum(axis=1).min())
+            for rate in sorted(shared) if at_chosen else ():
+                at_rate = {(task, metric, rate): weight for (task, metric, _), weight in cells.items()}
+                others.append(moderated.seed_values(view.table(model, at_rate)))
+        if not own:
+            return {}
+        found = moderated.cells_of(_padded(list(own.values())), _padded(others) if others else None)
+        return {
+            name: ModelMean(float(mean), float(variance / n), float(df), shapes[name])
+            for name, mean, variance, df, n in zip(
+                own, found.mean, found.variance, found.df, found.n, strict=True
+            )
+        }
+
+    def _over_examples(self, view: ScoreView, terms: Terms, value: Floats) -> tuple[float, float] | None:
+        """The 95% interval of a quantity over test examples; None where it is not known."""
+        total: Floats = np.zeros(())
+        fewest = math.inf
+        for name, cells in terms.items():
+            model = self.evidence.models[name]
+            for (task, metric, rate), weight in cells.items():
+                whole = all(
+                    self.evidence.grids[result, task].rates == view.rates[task] for result in model.results
+                )
+                table = (
+                    self.draws.of(model, (task,), metric) if self.draws and whole and rate is None else None
+                )
+                if table is None or not np.isfinite(table).any():
+                    return None
+                total = total + 100 * weight * np.nanmean(table, axis=(1, 2))
+                fewest = min(fewest, self.evidence.examples(model, task))
+        if not fewest > 1 or not np.isfinite(total).all():
+            return None
+        low, high = interval(total, value, examples=int(fewest))
+        return (float(low), float(high)) if np.isfinite(low) else None
+
+    def _key(self, terms: Terms, margin: float) -> Key:
+        """What a test measures: two claims that compare the same scores make the same test."""
+        weights = {
+            (
+                name,
+                task,
+                metric or self.evidence.grids[self.evidence.models[name].results[0], task].metric,
+                rate,
+            ): one
+            for name, cells in terms.items()
+            for (task, metric, rate), one in cells.items()
+        }
+        every = frozenset((*cell, round(weight, 9)) for cell, weight in weights.items())
+        return every | {("margin", "", "", None, margin)} if every else every
 
 
-def _over_examples(
-    contrast: Contrast, view: ScoreView, point: float, rows: Indices, columns: Indices
-) -> tuple[float, float] | None:
-    """The interval of the mean over resampled test examples, with the degrees of freedom of the smallest test set."""
-    resampled = contrast.quantity.resample(view)
-    if resampled is None:
-        return None
-    means = resampled[:, rows][:, :, columns].mean(axis=(1, 2))
-    fewest = min(view.evidence.examples(model, task) for model in contrast.models for task in contrast.tasks)
-    if fewest < 2 or not np.isfinite(means).all():
-        return None
-    low, high = interval(means, np.array(point), examples=fewest, level=LEVEL)
-    return (float(low), float(high)) if low < high else None
+def _padded(rows: list[Floats]) -> Floats:
+    """Rows of different lengths as one array, padded with NaN."""
+    table = np.full((len(rows), max(1, *(len(row) for row in rows))), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
 
 
 def _note(contrast: Contrast, view: ScoreView) -> str:
-    paired = set.intersection(*(set(model.seeds) for model in contrast.models))
+    fewer = [
+        task
+        for task, rates in view.rates.items()
+        if any(
+            view.evidence.grids[result, task].rates != rates
+            for model in contrast.models
+            for result in model.results
+        )
+    ]
     notes = (
         contrast.remark(view, contrast.quantity) if contrast.remark else "",
         contrast.quantity.note(view),
-        "" if paired else "no pretraining seed in common: models are paired in the order of their seeds",
+        f"at the learning rates that all of them have ({', '.join(fewer)})" if fewer else "",
     )
     return "; ".join(filter(None, notes))
 
 
-def _grids(contrast: Contrast, evidence: Evidence) -> list[ScoreGrid]:
-    return [
-        evidence.grids[result, task]
-        for model in contrast.models
-        for result in model.results
-        for task in contrast.tasks
-    ]
-
-
-def _why_unknown(contrast: Contrast, evidence: Evidence, estimate: Estimate) -> str:
-    if estimate.n > 1:
-        return ALIKE
-    grids = _grids(contrast, evidence)
+def _why_unknown(grids: list[ScoreGrid], found: bool, seeds: int) -> str:
     done, of = sum(grid.done for grid in grids), sum(grid.of for grid in grids)
     lost = sum(len(grid.missing) for grid in grids)
     if done < of:
         failed = f", {lost:,} failed or cannot be read" if lost else ""
         return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} scores done{failed}"
-    return "one seed: an interval needs two" if estimate.n else "the metric it asks for was not scored"
+    if not found:
+        return "no task that both have learnt"
+    if seeds:
+        return "no model has two seeds that differ, so there is no noise to judge it by"
+    return "the metric it asks for was not scored"

@@ -11,15 +11,14 @@ would either? Where a recipe was pretrained with several seeds, the interval ove
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from biphase.report.evidence import Baseline, Evidence, Floats, Resamples, ScoreGrid
+from biphase.report.evidence import Baseline, Evidence, Floats, Resamples, ScoreGrid, over_examples
 from biphase.report.recipes import Model
 from biphase.report.statistics.components import Decomposition, decompose
-from biphase.report.statistics.intervals import Estimate, across, interval, kept, of_scores
+from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
 from biphase.text import collapse, listed, no_interval, rate
 
 
@@ -34,9 +33,8 @@ class Score:
     by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
     examples: tuple[float, float] | None  # bootstrap interval over test examples
     no_examples: str  # why there is no interval over examples, where there is a score
-    noise: (
-        Decomposition | None
-    )  # for a family: variance components, and intervals over several sources of noise
+    # for a family: variance components, and intervals over several sources of noise
+    noise: Decomposition | None
     done: int  # finished trials
     of: int
     planned: bool  # whether trials are planned on each of its tasks
@@ -97,15 +95,18 @@ def _score(
     matrix = evidence.on(model, tasks)
     metrics = dict.fromkeys(grid.metric for grid in grids if grid.metric)
     known = kept(matrix)[1].size > 0
-    over_examples = _over_examples(evidence, draws, model, tasks, matrix) if known else ""
+    examples: tuple[float, float] | str = ""
+    if known:
+        sizes = [evidence.examples(model, task) for task in tasks]
+        examples = over_examples(draws.of(model, tasks), matrix, sizes)
     return Score(
         model=model.name,
         on=on,
         metric=", ".join(metrics),
         seeds=of_scores(across(matrix)),
         by_seed=matrix,
-        examples=None if isinstance(over_examples, str) else over_examples,
-        no_examples=over_examples if isinstance(over_examples, str) else "",
+        examples=None if isinstance(examples, str) else (max(examples[0], 0.0), min(examples[1], 1.0)),
+        no_examples=examples if isinstance(examples, str) else "",
         noise=_noise(evidence, model, tasks) if known and decomposed else None,
         done=sum(grid.done for grid in grids),
         of=sum(grid.of for grid in grids),
@@ -118,23 +119,18 @@ def _score(
 
 def _baselines(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[str, Baseline]:
     """The baselines that every task has for its main metric, averaged over tasks."""
-    grids = [[evidence.grids[result, task] for result in model.results] for task in tasks]
-    each = [
-        {
-            name: known[grid.metric]
-            for grid in some
-            for name, known in grid.baselines.items()
-            if grid.metric in known
-        }
-        for some in grids
-    ]
-    shared = [name for name in each[0] if all(name in one for one in each)]
+    each: list[dict[str, Baseline]] = []
+    for task in tasks:
+        grids = [evidence.grids[result, task] for result in model.results]
+        found = [(name, known, grid.metric) for grid in grids for name, known in grid.baselines.items()]
+        each.append({name: known[metric] for name, known, metric in found if metric in known})
     return {
         name: Baseline(
             ", ".join(dict.fromkeys(one[name].what for one in each)),
             float(np.mean([one[name].test for one in each])),
         )
-        for name in shared
+        for name in each[0]
+        if all(name in one for one in each)
     }
 
 
@@ -145,28 +141,6 @@ def _others(evidence: Evidence, model: Model, task: str) -> dict[str, float]:
     rows, columns = kept(evidence.scores(model, task))
     means = {name: float(evidence.scores(model, task, name)[np.ix_(rows, columns)].mean()) for name in names}
     return {name: mean for name, mean in means.items() if np.isfinite(mean)}
-
-
-def _over_examples(
-    evidence: Evidence, draws: Resamples, model: Model, tasks: tuple[str, ...], matrix: Floats
-) -> tuple[float, float] | str:
-    """The interval of the mean over resampled test sets; or, as a string, why there is none."""
-    rows, columns = kept(matrix)
-    each = [draws.of(model, task) for task in tasks]
-    drawn = [one for one in each if one is not None]
-    if len(drawn) < len(each):
-        return "no values by example in this store"
-    mean = np.mean([one[:, rows][:, :, columns].mean(axis=(1, 2)) for one in drawn], axis=0)
-    fewest = min(evidence.examples(model, task) for task in tasks)
-    if fewest < 2:
-        return "fewer than two test examples"
-    if not np.isfinite(mean).all():
-        return "no values by example of some seeds in this store"
-    point = np.asarray(matrix[np.ix_(rows, columns)].mean())
-    low, high = interval(mean, point, examples=fewest)
-    if not np.isfinite(low):
-        return "the same score on every redrawn test set"
-    return max(float(low), 0.0), min(float(high), 1.0)
 
 
 def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decomposition | None:
@@ -185,26 +159,22 @@ def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decompos
 
 def edges(evidence: Evidence) -> str:
     """Name the tasks on which one end of the grid wins more than half of the time; empty if there are none."""
-    winners = [text for task in evidence.tasks for text in _winning_ends(evidence, task)]
+    winners = []
+    for task in evidence.tasks:
+        won: Counter[str] = Counter()
+        for (_, name), grid in evidence.grids.items():
+            whole = all(all(row) for row in grid.keys)  # every rate is planned for every seed
+            if name == task and len(grid.lrs) > 2 and whole:
+                won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
+        for end, times in won.items():
+            if end and 2 * times > won.total():
+                winners.append(f"on {task} the {end}, won {times:,} of {won.total():,} times")
     return f"A better learning rate may lie beyond the grid: {listed(winners)}." if winners else ""
-
-
-def _winning_ends(evidence: Evidence, task: str) -> Iterator[str]:
-    won: Counter[str] = Counter()
-    for (_, name), grid in evidence.grids.items():
-        whole = all(all(row) for row in grid.keys)  # every rate is planned for every seed
-        if name == task and len(grid.lrs) > 2 and whole:
-            won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
-    for end, times in won.items():
-        if end and 2 * times > won.total():
-            yield f"on {task} the {end}, won {times:,} of {won.total():,} times"
 
 
 def _end(grid: ScoreGrid, seed: int, at: int) -> str:
     """The end of the grid that won for a seed; empty if another rate won or tied, as ties go to the lowest rate."""
     scores = grid.validation[grid.metric][:, grid.seeds.index(seed)]
+    ends = {0: "lowest", len(grid.lrs) - 1: "highest"}
     alone = (scores == scores[at]).sum() == 1
-    for which, end in (("lowest", min(grid.lrs)), ("highest", max(grid.lrs))):
-        if alone and grid.lrs[at] == end:
-            return f"{which}, {rate(end)}"
-    return ""
+    return f"{ends[at]}, {rate(grid.lrs[at])}" if alone and at in ends else ""

@@ -23,7 +23,7 @@ from biphase.errors import StoreError, one_line
 from biphase.metadata import VALUES
 from biphase.report.pretraining import JobCost, job_costs
 from biphase.report.recipes import Model, Published, models
-from biphase.report.statistics.intervals import DRAWS, resample
+from biphase.report.statistics.intervals import DRAWS, interval, kept, resample
 from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store, read_verified
@@ -32,7 +32,6 @@ from biphase.study.ledger import choose, finetunings, read_trial
 from biphase.study.plan import Plan
 
 Floats = NDArray[np.float64]
-PARTS = ("validation", "test")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +40,7 @@ class Baseline:
 
     what: str
     test: float
+    validation: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -61,9 +61,8 @@ class ScoreGrid:
     seconds: Floats
     examples: int  # number of examples in the test part
     machines: tuple[dict[str, Any], ...]  # the machine record of every finished trial
-    missing: dict[str, str] = field(
-        default_factory=dict
-    )  # trial key → why it is missing, where that is known
+    # trial key → why it is missing, where that is known
+    missing: dict[str, str] = field(default_factory=dict)
     baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name, then by metric
     # (rate index, seed index) of trials that predict the same for every test example
     constant: frozenset[tuple[int, int]] = frozenset()
@@ -79,19 +78,23 @@ class ScoreGrid:
         return sum(bool(key) for row in self.keys for key in row)
 
     @cached_property
+    def rates(self) -> frozenset[int]:
+        """The indices of the planned learning rates."""
+        return frozenset(at for at, row in enumerate(self.keys) if any(row))
+
+    @cached_property
     def chosen(self) -> dict[int, int]:
         """Map each seed to the index of its chosen rate; seeds with an unfinished rate are left out."""
-        if self.metric not in self.validation:
-            return {}
+        return self.chosen_among(self.rates)
+
+    def chosen_among(self, rates: frozenset[int]) -> dict[int, int]:
+        """As `chosen`, among some of the planned rates."""
         found = {}
-        for column, seed in enumerate(self.seeds):
-            scores = {
-                (lr, seed): float(score)
-                for lr, score in zip(self.lrs, self.validation[self.metric][:, column], strict=True)
-                if math.isfinite(score)
-            }
-            planned = sum(bool(row[column]) for row in self.keys)
-            choice = choose(scores) if len(scores) == planned else None
+        for column, seed in enumerate(self.seeds if self.metric in self.validation else ()):
+            planned = [at for at in sorted(rates) if self.keys[at][column]]
+            values = {at: float(self.validation[self.metric][at, column]) for at in planned}
+            scores = {(self.lrs[at], seed): value for at, value in values.items() if math.isfinite(value)}
+            choice = choose(scores) if scores and len(scores) == len(planned) else None
             if choice:
                 found[seed] = self.lrs.index(choice.by_seed[seed])
         return found
@@ -101,13 +104,16 @@ class ScoreGrid:
         """The number of seeds whose chosen trial predicts the same for every test example."""
         return sum((self.chosen.get(seed), at) in self.constant for at, seed in enumerate(self.seeds))
 
-    def at_chosen(self, part: dict[str, Floats], metric: str = "") -> Floats:
-        """The score of each seed at its chosen rate; NaN for a seed with unfinished rates."""
+    def at_chosen(
+        self, part: dict[str, Floats], metric: str = "", rates: frozenset[int] | None = None
+    ) -> Floats:
+        """The score of each seed at its chosen rate, of all planned ones or of `rates`; NaN where one is unfinished."""
         scores = np.full(len(self.seeds), np.nan)
         values = part.get(metric or self.metric)
+        chosen = self.chosen if rates is None or rates == self.rates else self.chosen_among(rates)
         for column, seed in enumerate(self.seeds):
-            if values is not None and seed in self.chosen:
-                scores[column] = values[self.chosen[seed], column]
+            if values is not None and seed in chosen:
+                scores[column] = values[chosen[seed], column]
         return scores
 
 
@@ -152,11 +158,10 @@ class Evidence:
 
     def scores(self, model: Model, task: str, metric: str = "", *, part: str = "test") -> Floats:
         """Scores at the rates chosen on validation, as (pretraining seeds, fine-tuning seeds). NaN: missing."""
-        rows = []
-        for result in model.results:
-            grid = self.grids[result, task]
-            rows.append(grid.at_chosen(grid.test if part == "test" else grid.validation, metric))
-        return np.stack(rows)
+        grids = [self.grids[result, task] for result in model.results]
+        return np.stack(
+            [grid.at_chosen(grid.test if part == "test" else grid.validation, metric) for grid in grids]
+        )
 
     def on(self, model: Model, tasks: Iterable[str], metric: str = "", *, part: str = "test") -> Floats:
         """The unweighted mean over tasks for each seed; NaN where any task is missing."""
@@ -195,40 +200,43 @@ class Evidence:
         return np.stack([np.stack([blank if values is None else values for values in row]) for row in rows])
 
     def _values(self, key: str, metric: str, examples: int) -> NDArray[np.float32] | None:
+        """The per-example values of one trial; None if it has none, or none that can be used (`unreadable`)."""
         from safetensors import SafetensorError
         from safetensors.numpy import load
 
         if key in self.bare:
             return None
-        name = "test/entity_counts" if metric == "entity_f1" else f"test/{metric}"
-        folder = self.store.trials / key
+        counted = metric == "entity_f1"
+        name, folder = "test/entity_counts" if counted else f"test/{metric}", self.store.trials / key
         try:
             values = load(read_verified(folder, VALUES)).get(name)
-        except (StoreError, SafetensorError) as wrong:
-            self.unreadable[key] = _inside(self.store, one_line(wrong))
-            return None
-        except (KeyError, TypeError, ValueError) as wrong:  # a dtype that numpy does not know
-            message = f"{folder / VALUES} has no values to count with ({one_line(wrong)}); remove {folder} and run the study again"
-            self.unreadable[key] = _inside(self.store, message)
-            return None
-        if values is None:
-            return None
-        if values.shape[:1] != (examples,):
-            number = f"{len(values):,}" if values.ndim else "no"
-            self.unreadable[key] = f"{key}: {number} values of {name} for {examples:,} examples"
-            return None
-        if values.shape[1:] != ((3,) if metric == "entity_f1" else ()):
-            self.unreadable[key] = f"{key}: values of {name} in the shape {values.shape}"
-            return None
-        return values.astype(np.float32, copy=False)
+        except StoreError as wrong:
+            problem = one_line(wrong)
+        except (
+            SafetensorError,
+            KeyError,
+            TypeError,
+            ValueError,
+        ) as wrong:  # a dtype that numpy does not know
+            reason = one_line(wrong)
+            problem = f"{folder / VALUES} cannot be read ({reason}); remove {folder} and run the study again"
+        else:
+            if values is None:
+                return None
+            if values.shape == ((examples, 3) if counted else (examples,)):
+                return values.astype(np.float32, copy=False)
+            problem = f"{key}: values of {name} in the shape {values.shape} for {examples:,} examples"
+        self.unreadable[key] = _inside(self.store, problem)
+        return None
 
 
 def gather(plan: Plan, store: Store, published: Published | None = None) -> Evidence:
     """Read all scores of a plan from a store. `published`: numbers to show beside them."""
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
+    lrs = tuple(sorted(finetune.lrs)) if finetune else ()
+    seeds = tuple(sorted(finetune.seeds)) if finetune else ()
     known = models(plan)
-    lrs, seeds = (sorted(finetune.lrs), sorted(finetune.seeds)) if finetune else ([], [])
     names = {plan.results[result]: result for model in known.values() for result in model.results}
     trials: dict[tuple[str, str], list[Trial]] = {
         (result, task): [] for result in names.values() for task in tasks
@@ -248,7 +256,7 @@ def gather(plan: Plan, store: Store, published: Published | None = None) -> Evid
                 bare.add(trial.key)
             trials[names[training.model], trial.task.name].append((at, trial.key, content, why))
     grids = {
-        (result, task): _grid(result, tasks[task], some, tuple(lrs), tuple(seeds))
+        (result, task): _grid(result, tasks[task], some, lrs, seeds)
         for (result, task), some in trials.items()
     }
     return Evidence(plan, store, known, tasks, grids, unreadable, frozenset(bare), published or Published())
@@ -256,6 +264,8 @@ def gather(plan: Plan, store: Store, published: Published | None = None) -> Evid
 
 # (rate index, seed index); key; what its file holds, if it is finished; why it is missing, if that is known
 Trial = tuple[tuple[int, int], str, dict[str, Any] | None, str | None]
+# The fields of a trial that are kept in memory; the loss curves of 18,000 trials would fill it.
+KEPT = ("metric", "scores", "examples", "seconds", "machine", "baselines", "constant")
 
 
 def _inside(store: Store, text: str) -> str:
@@ -265,20 +275,18 @@ def _inside(store: Store, text: str) -> str:
 
 def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> dict[str, Any] | None:
     """Read a finished trial; None if it is missing or invalid. Invalid trials are recorded in `unreadable`."""
-    if not store.knows(store.trials / key):
-        if fault := store.fault(store.trials / key):
-            unreadable[key] = _inside(store, fault)
-        return None
-    try:
-        content = read_trial(store, key, metric)
-    except StoreError as wrong:
-        unreadable[key] = _inside(store, str(wrong))
-        return None
-    # The loss curve and the rest are dropped: of 18,000 trials they would fill the memory.
-    return {name: content[name] for name in KEPT if name in content}
-
-
-KEPT = ("metric", "scores", "examples", "seconds", "machine", "baselines", "constant")
+    fault = None
+    if store.knows(store.trials / key):
+        try:
+            content = read_trial(store, key, metric)
+            return {name: content[name] for name in KEPT if name in content}
+        except StoreError as wrong:
+            fault = str(wrong)
+    else:
+        fault = store.fault(store.trials / key)
+    if fault:
+        unreadable[key] = _inside(store, fault)
+    return None
 
 
 def _grid(
@@ -286,15 +294,16 @@ def _grid(
 ) -> ScoreGrid:
     """Put the trials of one result on one task into arrays."""
     shape = len(lrs), len(seeds)
-    parts: dict[str, dict[str, Floats]] = {part: {} for part in PARTS}
+    validation: dict[str, Floats] = {}
+    test: dict[str, Floats] = {}
     seconds = np.full(shape, np.nan)
-    keys = [[""] * shape[1] for _ in lrs]
-    done = [(at, content) for at, _, content, _ in trials if content is not None]
+    keys = [[""] * len(seeds) for _ in lrs]
     for (row, column), key, _, _ in trials:
         keys[row][column] = key
+    done = [(at, content) for at, _, content, _ in trials if content is not None]
     for at, content in done:
         seconds[at] = sum(content["seconds"].values())
-        for part, scores in parts.items():
+        for part, scores in (("validation", validation), ("test", test)):
             for name, value in content["scores"][part].items():
                 scores.setdefault(name, np.full(shape, np.nan))[at] = value
     first = done[0][1] if done else {"metric": "", "examples": {"test": 0}}
@@ -306,14 +315,17 @@ def _grid(
         lrs=lrs,
         seeds=seeds,
         keys=tuple(map(tuple, keys)),
-        validation=parts["validation"],
-        test=parts["test"],
+        validation=validation,
+        test=test,
         seconds=seconds,
         examples=first["examples"]["test"],
         machines=tuple(content["machine"] for _, content in done),
         missing={key: why for _, key, _, why in trials if why is not None},
         baselines={
-            name: {metric: Baseline(one["what"], float(one["test"])) for metric, one in by_metric.items()}
+            name: {
+                metric: Baseline(one["what"], float(one["test"]), float(one["validation"]))
+                for metric, one in by_metric.items()
+            }
             for name, by_metric in baselines.items()
         },
         constant=frozenset(at for at, content in done if content.get("constant", {}).get("test")),
@@ -325,46 +337,59 @@ def _grid(
 # task are scored on the same resamples, so the resampled scores of two models may be subtracted.
 
 
-Tables = dict[str, Floats]  # model → (resamples, pretraining seeds, fine-tuning seeds)
-
-
 class Resamples:
     """Bootstrap scores of all models, computed once for each task and metric."""
 
     def __init__(self, evidence: Evidence, draws: int = DRAWS) -> None:
         self._evidence = evidence
         self._draws = draws
-        self._known: dict[tuple[str, str], Tables] = {}
+        self._known: dict[tuple[str, str], dict[str, Floats]] = {}
 
-    def of(self, model: Model, task: str, metric: str = "") -> Floats | None:
-        """One model's scores as (resamples, pretraining seeds, fine-tuning seeds), at the chosen rates.
+    def of(self, model: Model, tasks: Iterable[str], metric: str = "") -> Floats | None:
+        """A model's mean over tasks as (resamples, pretraining seeds, fine-tuning seeds), at the chosen rates.
 
-        NaN: that seed is missing. None: no seed of the model has per-example values.
+        NaN: that seed is missing. None: no seed of the model has per-example values on some task.
         """
-        if (task, metric) not in self._known:
-            self._known[task, metric] = self._task(task, metric)
-        return self._known[task, metric].get(model.name)
+        tables = [self._of_task(task, metric).get(model.name) for task in tasks]
+        known = [table for table in tables if table is not None]
+        return np.mean(known, axis=0) if len(known) == len(tables) else None
 
-    def _task(self, task: str, metric: str) -> Tables:
+    def _of_task(self, task: str, metric: str) -> dict[str, Floats]:
+        if (task, metric) in self._known:
+            return self._known[task, metric]
         values = {
             model.name: found
             for model in self._evidence.models.values()
             if (found := self._evidence.values(model, task, metric)) is not None
         }
-        tables: Tables = {}
+        tables = self._known[task, metric] = {}
         # Only rows with equally many examples and counts can share resamples.
         for shape in sorted({one.shape[2:] for one in values.values()}):
             alike = {name: one for name, one in values.items() if one.shape[2:] == shape}
-            rows = np.concatenate([one.reshape(-1, *shape) for one in alike.values()])
-            drawn = resample(rows, seed=task, draws=self._draws)
-            tables |= dict(zip(alike, _split(drawn, alike.values()), strict=True))
+            rows = [one.reshape(-1, *shape) for one in alike.values()]
+            drawn = resample(np.concatenate(rows), seed=task, draws=self._draws)
+            ends = np.cumsum([len(one) for one in rows])
+            for (name, one), some in zip(alike.items(), np.split(drawn, ends[:-1], axis=1), strict=True):
+                tables[name] = some.reshape(-1, *one.shape[:2])
         return tables
 
 
-def _split(drawn: Floats, values: Iterable[NDArray[np.float32]]) -> Iterable[Floats]:
-    first = 0
-    for one in values:
-        seeds = one.shape[:2]
-        until = first + seeds[0] * seeds[1]
-        yield drawn[:, first:until].reshape(-1, *seeds)
-        first = until
+def over_examples(
+    resampled: Floats | None, matrix: Floats, examples: Iterable[int]
+) -> tuple[float, float] | str:
+    """The 95% interval of a mean over test examples; or, as a string, why there is none.
+
+    `resampled`: as `Resamples.of` returns it; `matrix`: the same for the test set itself, whose complete seeds count;
+    `examples`: of all test sets, of which the smallest gives the degrees of freedom.
+    """
+    if resampled is None:
+        return "no values by example in this store"
+    rows, columns = kept(matrix)
+    means = resampled[:, rows][:, :, columns].mean(axis=(1, 2))
+    fewest = min(examples)
+    if fewest < 2:
+        return "fewer than two test examples"
+    if not np.isfinite(means).all():
+        return "no values by example of some seeds in this store"
+    low, high = interval(means, np.asarray(matrix[np.ix_(rows, columns)].mean()), examples=fewest)
+    return (float(low), float(high)) if np.isfinite(low) else "the same score on every redrawn test set"

@@ -16,9 +16,10 @@ import numpy as np
 
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.recipes import Model
+from biphase.report.selectors import rows_in_common
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
-from biphase.report.verdicts import READS, Finding
-from biphase.specs.tasks import family_name
+from biphase.report.verdicts import VERDICTS, Finding
+from biphase.specs.tasks import Family, family_name
 from biphase.text import collapse, counted, fixed, interval, listed, no_interval, percent, short
 
 KINDS = {
@@ -77,15 +78,12 @@ class Headline:
 
 def headline(evidence: Evidence, findings: Iterable[Finding]) -> Headline:
     """The top of a report, from the scores and the verdicts."""
-    verdicts = Counter(one.reads for one in findings)
-    answer, subject, against = _answer(evidence)
+    verdicts = Counter(one.verdict for one in findings)
     return Headline(
-        answer=answer,
-        subject=subject,
-        against=against,
+        *_answer(evidence),
         scale=_scale(evidence),
         noise=noise(evidence),
-        verdicts={reading: verdicts[reading] for reading in READS},
+        verdicts={verdict: verdicts[verdict] for verdict in VERDICTS},
     )
 
 
@@ -96,43 +94,50 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     """The answer, the part of it that names the best recipe, and the leads it rests on."""
     if not evidence.tasks:
         return "This study fine-tunes nothing, so no recipe is judged; its losses are shown below.", "", ()
-    group = _comparable([model for model in evidence.models.values() if _known(evidence, model)])
+    complete = [one for one in evidence.models.values() if kept(_average(evidence, one))[1].size]
+    group = _comparable(complete)
     if not group:
         done, of = evidence.count
-        return (
-            f"Not answered yet: no model has a complete seed ({done:,} of {counted(of, 'score')} done).",
-            "",
-            (),
-        )
+        answer = f"Not answered yet: no model has a complete seed ({done:,} of {counted(of, 'score')} done)."
+        return answer, "", ()
     best = _best(evidence, group)
-    score = of_scores(across(_average(evidence, best)))
-    value = f"{percent(score.mean)}%{_spread(score)}, averaged over {listed([family_name(one) for one in evidence.families])}"
-    constant = (
-        evidence.grids[result, task].constant_seeds for result in best.results for task in evidence.tasks
-    )
-    if warning := collapse(sum(constant)):
-        value += f"; {warning}"
-    what = _what(best)
+    recipe, trained = best.recipe, best.recipe.kind != "start"
+    # The recipe without its size, which precedes it; the name of a model that was not trained here.
+    what = recipe.words().split(" · ", 1)[1] if trained else best.name
+    value = _value(evidence, best)
     if len(group) == 1:
-        return f"{what} ({best.recipe.size}) scores {value}.", what, ()
-    leads = tuple(
-        sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean)
-    )  # the nearest first
-    if all(lead.clear for lead in leads) and _highest(evidence, best, group):
-        return f"{_setting(group)}{what} scores best of {_number(group)}: {value}.", what, leads
-    told = f"{_setting(group)}{what}, the best of {_number(group)} on validation, scores {value}."
-    all_others = " of all others" if any(lead.clear for lead in leads) else ""
-    return f"No {_word(group)} is clearly ahead{all_others}. {told}", what, leads
+        return f"{what} ({recipe.size}) scores {value}.", what, ()
+    leads = sorted(_against(evidence, best, group), key=lambda lead: lead.average.mean)  # the nearest first
+    word = "recipe" if trained else "model"
+    subject, several = what, counted(len(group), word)
+    if trained:
+        tokens = short(recipe.tokens)
+        subject = f"At equal steps ({recipe.size}, {recipe.steps:,} steps, {tokens} tokens), {what}"
+    clear = [lead.clear for lead in leads]
+    # "Best" is said only if no test score exceeds that of the model chosen on validation.
+    rivals = [one for one in group if one is not best]
+    if all(clear) and all(across(difference(evidence, best, one)).mean >= 0 for one in rivals):
+        return f"{subject} scores best of {several}: {value}.", what, tuple(leads)
+    ahead = f"No {word} is clearly ahead{' of all others' if any(clear) else ''}."
+    return f"{ahead} {subject}, the best of {several} on validation, scores {value}.", what, tuple(leads)
 
 
-def _known(evidence: Evidence, model: Model) -> bool:
-    """Whether the model has at least one seed that is complete on every family."""
-    return kept(_average(evidence, model))[1].size > 0
+def _value(evidence: Evidence, model: Model) -> str:
+    """A model's score with its interval, and a warning about constant predictions."""
+    score = of_scores(across(_average(evidence, model)))
+    around = f"({no_interval(score.n)})"
+    if math.isfinite(score.low):
+        around = interval(100 * score.low, 100 * score.high)
+    families = listed([family_name(one) for one in evidence.families])
+    grids = [evidence.grids[result, task] for result in model.results for task in evidence.tasks]
+    warning = collapse(sum(grid.constant_seeds for grid in grids))
+    return f"{percent(score.mean)}% {around}, averaged over {families}{f'; {warning}' if warning else ''}"
 
 
-def _average(evidence: Evidence, model: Model, part: str = "test") -> Floats:
+def _average(evidence: Evidence, model: Model, part: str = "test", families: Iterable[Family] = ()) -> Floats:
     """The mean over families, equally weighted, for each seed."""
-    return np.mean([evidence.on(model, tasks, part=part) for tasks in evidence.families.values()], axis=0)
+    tasks = [evidence.families[family] for family in families or evidence.families]
+    return np.mean([evidence.on(model, some, part=part) for some in tasks], axis=0)
 
 
 def _comparable(models: list[Model]) -> list[Model]:
@@ -167,13 +172,6 @@ def _best(evidence: Evidence, models: list[Model]) -> Model:
     return models[means.index(max(means))]
 
 
-def _highest(evidence: Evidence, best: Model, group: list[Model]) -> bool:
-    """Whether no test score exceeds that of the model chosen on validation. Affects the wording only."""
-    others = [one for one in group if one is not best]
-    leads = [across(difference(evidence, best, one, evidence.families.values())).mean for one in others]
-    return all(lead >= 0 for lead in leads)
-
-
 def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Lead]:
     """The leads over the best of each other kind; if there is one kind only, over the next best."""
     kinds = dict.fromkeys(one.recipe.kind for one in group)
@@ -189,57 +187,26 @@ def _against(evidence: Evidence, best: Model, group: list[Model]) -> Iterable[Le
 
 
 def _lead(evidence: Evidence, best: Model, rival: Model, kind: str, note: str) -> Lead:
-    families = evidence.families
     several = f"{len(rival.results)} pretraining seeds" if len(rival.results) > 1 else ""
     return Lead(
         kind=kind,
         name=rival.name,
         note=", ".join(filter(None, (note, several))),
-        average=across(difference(evidence, best, rival, families.values())),
+        average=across(difference(evidence, best, rival)),
         families=tuple(
-            (family, across(difference(evidence, best, rival, [tasks]))) for family, tasks in families.items()
+            (family, across(difference(evidence, best, rival, [family]))) for family in evidence.families
         ),
     )
 
 
-def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[tuple[str, ...]]) -> Floats:
-    """Test scores of `one` minus those of `other`, in points, paired by pretraining and fine-tuning seed.
+def difference(evidence: Evidence, one: Model, other: Model, families: Iterable[Family] = ()) -> Floats:
+    """Test scores of `one` minus those of `other`, mean over families (all, if none is named), in points.
 
-    If they have no pretraining seed in common, their first ones are compared.
+    They are paired by pretraining and fine-tuning seed.
     """
-    common = [seed for seed in one.seeds if seed in other.seeds]
-    places = [(one.seeds.index(seed), other.seeds.index(seed)) for seed in common] or [(0, 0)]
-    groups = list(families)
-    mine, theirs = (
-        np.mean([evidence.on(model, tasks) for tasks in groups], axis=0) for model in (one, other)
-    )
-    return 100 * np.stack([mine[i] - theirs[j] for i, j in places])
-
-
-def _spread(score: Estimate) -> str:
-    if not math.isfinite(score.low):
-        return f" ({no_interval(score.n)})"
-    return f" {interval(100 * score.low, 100 * score.high)}"
-
-
-def _setting(group: list[Model]) -> str:
-    recipe = group[0].recipe
-    if recipe.kind == "start":
-        return ""
-    return f"At equal steps ({recipe.size}, {recipe.steps:,} steps, {short(recipe.tokens)} tokens), "
-
-
-def _what(model: Model) -> str:
-    """The recipe without its size, which precedes it; the name for a model that was not trained here."""
-    return model.name if model.recipe.kind == "start" else model.recipe.words().split(" · ", 1)[1]
-
-
-def _number(group: list[Model]) -> str:
-    return counted(len(group), _word(group))
-
-
-def _word(group: list[Model]) -> str:
-    return "model" if group[0].recipe.kind == "start" else "recipe"
+    rows = rows_in_common((one, other))
+    mine, theirs = (_average(evidence, model, families=families)[rows[model.name]] for model in (one, other))
+    return 100 * (mine - theirs)
 
 
 # ---------------------------------------------------------------- scale and noise
@@ -249,10 +216,9 @@ def _scale(evidence: Evidence) -> str:
     sizes = list(dict.fromkeys(model.recipe.size for model in evidence.models.values()))
     parts = [
         counted(len(evidence.models), "model"),
-        f"{listed(sizes)}" if len(sizes) <= 4 else f"{len(sizes)} sizes",
+        listed(sizes) if len(sizes) <= 4 else f"{len(sizes)} sizes",
     ]
-    finetune = evidence.plan.study.finetune
-    if finetune:
+    if finetune := evidence.plan.study.finetune:
         done, of = evidence.count
         parts += [
             counted(len(evidence.tasks), "task"),
@@ -265,12 +231,11 @@ def _scale(evidence: Evidence) -> str:
 
 def noise(evidence: Evidence) -> str:
     """Which sources of noise the intervals cover, and which they do not."""
+    several = sum(len(model.results) > 1 for model in evidence.models.values())
+    alone, seeds = len(evidence.models) - several, len(evidence.seeds)
     if not evidence.tasks:
         return ""
-    several = [model for model in evidence.models.values() if len(model.results) > 1]
-    alone = len(evidence.models) - len(several)
-    seeds = len(evidence.seeds)
-    if seeds < 2 and not several:
+    if not several and seeds < 2:
         return "One seed only: no intervals."
     if not several:
         return (
@@ -279,8 +244,7 @@ def noise(evidence: Evidence) -> str:
         )
     if not alone:
         return "Intervals cover pretraining seeds and fine-tuning seeds."
-    have = "model has" if len(several) == 1 else "models have"
     return (
-        f"{len(several)} {have} several pretraining seeds, and intervals that cover them; "
-        f"the other {alone} have one, and their intervals cover fine-tuning seeds only."
+        f"{several} {'model has' if several == 1 else 'models have'} several pretraining seeds, and intervals that "
+        f"cover them; the other {alone} have one, and their intervals cover fine-tuning seeds only."
     )

@@ -12,8 +12,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from biphase.errors import StoreError, one_line
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
@@ -57,42 +57,33 @@ class Cost:
     device: str
 
 
-@dataclass(frozen=True)
-class Switch:
-    """A step at which the objective changes or the decay begins."""
+class CurvePoint(NamedTuple):
+    """A loss at a step. In long curves it is the mean of (a sample of) the lines since the previous point."""
 
     step: int
-    what: str
+    loss: float
+    objective: str  # losses of two objectives are not one curve
+
+
+# A step at which the objective changes or the decay begins, and what begins there.
+Switch = tuple[int, str]
 
 
 @dataclass(frozen=True)
 class Curve:
-    """The losses on the path to a result. In long curves a point is the mean of (a sample of) adjacent lines."""
+    """The losses on the path to a result."""
 
     result: str
-    steps: list[int]
-    losses: list[float]
-    objectives: list[str]  # of each point; losses of two objectives are not one curve
+    points: list[CurvePoint]
     heldout: dict[str, list[tuple[int, float]]]  # objective → (step, loss)
-    switches: tuple[Switch, ...]
+    switches: list[Switch]
     complete: bool
 
 
 def job_costs(plan: Plan, store: Store) -> list[JobCost]:
     """The cost of every training job of a plan, in the order of computation."""
-    entries = {key: _trusted(entry, store) for key, entry in ledger.survey_jobs(plan, store).items()}
+    entries = ledger.survey_jobs(plan, store)
     return [_job_cost(entry, entries, store) for entry in entries.values()]
-
-
-def _trusted(entry: ledger.JobStatus, store: Store) -> ledger.JobStatus:
-    """Add the recorded progress to a finished job; a checkpoint whose metadata fails validation counts as failed."""
-    if entry.standing != "done":
-        return entry
-    try:
-        about = read_checkpoint_file(store.readable(store.checkpoints / entry.job.key))
-    except StoreError as wrong:
-        return replace(entry, standing="failed", progress=None, error=str(wrong))
-    return replace(entry, progress=about["progress"])
 
 
 def _job_cost(entry: ledger.JobStatus, entries: dict[str, ledger.JobStatus], store: Store) -> JobCost:
@@ -136,10 +127,9 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
     """The cost of the whole path from the root to a result."""
     path = plan.path(plan.results[result])
     flops = [flops_of(job) for job in path]
-    try:
-        progress = checkpoint_of(plan, store, result).get("progress", {})
-    except StoreError:  # the measurements are invalid; planned numbers are still known
-        progress = {}
+    progress: dict[str, Any] = {}
+    with contextlib.suppress(StoreError):  # if the measurements are invalid, planned numbers are still known
+        progress = checkpoint_of(store, plan.results[result]).get("progress", {})
     return Cost(
         tokens=sum(job.tokens for job in path),
         flops=None if None in flops else sum(count for count in flops if count is not None),
@@ -148,9 +138,9 @@ def cost(plan: Plan, store: Store, result: str) -> Cost:
     )
 
 
-def checkpoint_of(plan: Plan, store: Store, result: str) -> dict[str, Any]:
+def checkpoint_of(store: Store, key: str) -> dict[str, Any]:
     """The checkpoint.json of a finished result; empty for an untrained start, and before it is computed."""
-    folder = store.readable(store.checkpoints / plan.results[result])
+    folder = store.readable(store.checkpoints / key)
     return read_checkpoint_file(folder) if store.has(folder) else {}
 
 
@@ -164,7 +154,6 @@ def curve(plan: Plan, store: Store, result: str, *, live: bool = False) -> Curve
 
 
 def _curve(plan: Plan, result: str, lines: list[str]) -> Curve:
-    points = _thinned([text for text in lines if '"heldout"' not in text])
     heldout: dict[str, list[tuple[int, float]]] = {}
     for step, measured in ledger.heldout([parse_line(text) for text in lines if '"heldout"' in text]).items():
         for objective, loss in measured.items():
@@ -172,25 +161,23 @@ def _curve(plan: Plan, result: str, lines: list[str]) -> Curve:
     path = plan.path(plan.results[result])
     return Curve(
         result,
-        steps=[point.step for point in points],
-        losses=[point.loss for point in points],
-        objectives=[point.objective for point in points],
-        heldout=heldout,
-        switches=switches(plan, result),
+        _thinned([text for text in lines if '"heldout"' not in text]),
+        heldout,
+        switches(plan, result),
         complete=bool(path) and _last_step(lines) >= path[-1].span[1],
     )
 
 
-def switches(plan: Plan, result: str) -> tuple[Switch, ...]:
+def switches(plan: Plan, result: str) -> list[Switch]:
     """The steps at which the objective changes or a decay begins, on the path to a result."""
-    changes = []
+    changes: list[Switch] = []
     path = plan.path(plan.results[result])
     for before, job in zip((None, *path), path, strict=False):
         if before and before.objective.label != job.objective.label:
-            changes.append(Switch(job.span[0], job.objective.label))
+            changes.append((job.span[0], job.objective.label))
         if job.decaying and job.first == job.run.decay_start:  # later jobs only continue it
-            changes.append(Switch(job.span[0], "decay"))
-    return tuple(changes)
+            changes.append((job.span[0], "decay"))
+    return changes
 
 
 # ---------------------------------------------------------------- lines of metrics
@@ -227,46 +214,22 @@ def parse_line(text: str) -> dict[str, Any]:
         raise StoreError(f"a line of metrics is not as biphase writes it ({one_line(wrong)[:200]})") from None
 
 
-@dataclass(frozen=True)
-class _Point:
-    step: int
-    loss: float
-    objective: str
-
-
-def _thinned(texts: list[str]) -> list[_Point]:
+def _thinned(texts: list[str]) -> list[CurvePoint]:
     """Reduce lines to about `POINTS` means of adjacent lines with one objective."""
     width = max(1, -(-len(texts) // POINTS))
     points = []
     for first in range(0, len(texts), width):
         group = texts[first : first + width]
         objective = json.dumps(parse_line(group[0]).get("objective", ""))
-        if all(objective in text for text in group):
-            points += _mean(_spread(group))
-        else:
-            lines = [parse_line(text) for text in group]
-            points += [
-                point
-                for _, same in itertools.groupby(lines, key=lambda line: line.get("objective", ""))
-                for point in _mean(list(same))
-            ]
+        if len(group) > SAMPLE and all(objective in text for text in group):  # a sample, evenly spaced
+            group = [group[round(n * (len(group) - 1) / (SAMPLE - 1))] for n in range(SAMPLE)]
+        lines = [parse_line(text) for text in group]
+        finite = [line for line in lines if line.get("loss") is not None]
+        for objective, some in itertools.groupby(finite, key=lambda line: line.get("objective", "")):
+            same = list(some)
+            loss = sum(line["loss"] for line in same) / len(same)
+            points.append(CurvePoint(same[-1]["step"], loss, objective))
     return points
-
-
-def _spread(group: list[str]) -> list[dict[str, Any]]:
-    """A sample of a group's lines, evenly spaced, with the first and the last."""
-    if len(group) <= SAMPLE:
-        return [parse_line(text) for text in group]
-    return [parse_line(group[round(n * (len(group) - 1) / (SAMPLE - 1))]) for n in range(SAMPLE)]
-
-
-def _mean(lines: list[dict[str, Any]]) -> list[_Point]:
-    """The mean loss as a point at the last line; empty if no loss is finite."""
-    finite = [line for line in lines if line.get("loss") is not None]
-    if not finite:
-        return []
-    loss, last = sum(line["loss"] for line in finite) / len(finite), finite[-1]
-    return [_Point(last["step"], loss, last.get("objective", ""))]
 
 
 # ---------------------------------------------------------------- repetition
@@ -330,14 +293,10 @@ def _read(run: Pretrain) -> Read:
 
 def _rows(store: Store, job: TrainingJob) -> int:
     """The rows in a job's corpus, from its checkpoint's metadata; 0: not recorded or invalid."""
-    folder = store.readable(store.checkpoints / job.key)
-    if not store.has(folder):
-        return 0
-    try:
-        checkpoint = read_checkpoint_file(folder)
-    except StoreError:
-        return 0
-    epochs, rows_read = checkpoint.get("epochs"), checkpoint["progress"].get("next_sample")
+    checkpoint: dict[str, Any] = {}
+    with contextlib.suppress(StoreError):
+        checkpoint = checkpoint_of(store, job.key)
+    epochs, rows_read = checkpoint.get("epochs"), checkpoint.get("progress", {}).get("next_sample")
     return round(rows_read / epochs) if epochs and rows_read else 0
 
 
@@ -389,8 +348,7 @@ def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
 def _turns(plan: Plan, result: str) -> set[int]:
     """The steps from the root at which the loss curve changes: a run, an objective or a decay begins."""
     path = plan.path(plan.results[result])
-    begun = {job.span[0] for job in path if job.first == 0}
-    return begun | {switch.step for switch in switches(plan, result)}
+    return {job.span[0] for job in path if job.first == 0} | {step for step, _ in switches(plan, result)}
 
 
 def _of(measured: dict[str, float], phase: RecipePhase) -> float | None:

@@ -6,7 +6,6 @@ writes the report.
 
 from __future__ import annotations
 
-import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import StoreError
-from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
@@ -63,27 +61,12 @@ class Provenance:
     machines: tuple[MachineUsed, ...]
     protocol: tuple[tuple[str, str], ...]
     spent: tuple[tuple[str, str], ...]
-    joules: float | None
-    metered: tuple[int, int]  # finished training jobs with known joules, and all finished ones
-
-    @property
-    def energy(self) -> str:
-        """The energy as text; empty if no device reported it."""
-        if not self.joules:
-            return ""
-        metered, done = self.metered
-        part = "" if metered == done else f" of {metered:,} of {done:,} training jobs"
-        return (
-            f"{self.joules / 3.6e6:,.2f} kWh for the pretraining{part}, "
-            "as the GPUs reported it, including everything else that ran on them"
-        )
 
 
 def provenance(evidence: Evidence) -> Provenance:
     """Collect the provenance of a report from the store."""
     plan, store = evidence.plan, evidence.store
     finetune = plan.study.finetune
-    joules = [cost.joules for cost in evidence.job_costs if cost.joules is not None]
     return Provenance(
         version=code_version(),
         study=content_key(encode(plan.study)),
@@ -91,8 +74,6 @@ def provenance(evidence: Evidence) -> Provenance:
         machines=_machines(evidence),
         protocol=_protocol(finetune, evidence) if finetune else (),
         spent=_spent(evidence),
-        joules=sum(joules) or None,
-        metered=(len(joules), sum(cost.standing == "done" for cost in evidence.job_costs)),
     )
 
 
@@ -126,7 +107,8 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
 
 def _machines(evidence: Evidence) -> tuple[MachineUsed, ...]:
     """The machines by device and software; most used first, then by name."""
-    trained = Counter(_machine(progress.get("machine", {})) for progress in _progress(evidence))
+    entries = ledger.survey_jobs(evidence.plan, evidence.store).values()
+    trained = Counter(_machine(entry.progress.get("machine", {})) for entry in entries if entry.progress)
     tuned = Counter(_machine(machine) for grid in evidence.grids.values() for machine in grid.machines)
     every = sorted({*trained, *tuned}, key=lambda machine: (-trained[machine] - tuned[machine], machine))
     return tuple(MachineUsed(*machine, trained[machine], tuned[machine]) for machine in every)
@@ -143,22 +125,13 @@ def _machine(facts: dict[str, Any]) -> tuple[str, str]:
     return facts.get("device") or "not recorded", ", ".join(software)
 
 
-def _progress(evidence: Evidence) -> Iterable[dict[str, Any]]:
-    """The progress record of every finished checkpoint; those that fail validation are left out."""
-    store = evidence.store
-    for key in evidence.plan.jobs:
-        folder = store.readable(store.checkpoints / key)
-        if store.has(folder):
-            with contextlib.suppress(StoreError):
-                yield read_checkpoint_file(folder)["progress"]
-
-
 def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     costs = evidence.job_costs
+    done = [cost for cost in costs if cost.standing == "done"]
     trained = [cost.seconds * cost.devices for cost in costs if cost.seconds is not None]
-    tuned = [float(np.nansum(grid.seconds)) for grid in evidence.grids.values()]
-    tokens = sum(cost.tokens for cost in costs if cost.standing == "done")
-    flops = [cost.flops for cost in costs if cost.standing == "done"]
+    tuned = sum(float(np.nansum(grid.seconds)) for grid in evidence.grids.values())
+    tokens, flops = sum(cost.tokens for cost in done), [cost.flops for cost in done]
+    joules = [cost.joules for cost in costs if cost.joules is not None]
     spent = []
     if trained:
         jobs = counted(len(trained), "training job")
@@ -166,9 +139,14 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     if tokens:
         counts = "" if None in flops else f", {sum(count for count in flops if count):.3g} model FLOPs"
         spent.append(("Trained on", f"{short(tokens)} tokens{counts}"))
-    if any(tuned):
+    if tuned:
+        scores = f"{evidence.count[0]:,} scores"
+        spent.append(("Fine-tuning", f"{_hours(tuned)} over all processes, {scores}"))
+    if sum(joules):
+        part = "" if len(joules) == len(done) else f" of {len(joules):,} of {len(done):,} training jobs"
+        energy = f"{sum(joules) / 3.6e6:,.2f} kWh for the pretraining{part}"
         spent.append(
-            ("Fine-tuning", f"{_hours(sum(tuned))} over all processes, {evidence.count[0]:,} scores")
+            ("Energy", f"{energy}, as the GPUs reported it, including everything else that ran on them")
         )
     return tuple(spent)
 
@@ -203,16 +181,6 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
-class MissingTrials:
-    """The number of missing trials of one result on one task."""
-
-    result: str
-    task: str
-    missing: int
-    of: int
-
-
-@dataclass(frozen=True)
 class Unusable:
     """A trial or checkpoint that failed or cannot be read."""
 
@@ -227,7 +195,7 @@ class Missing:
 
     done: int
     of: int
-    gaps: tuple[MissingTrials, ...]
+    gaps: tuple[ScoreGrid, ...]  # incomplete ones
     failed: tuple[Unusable, ...]
     unreadable: tuple[Unusable, ...]
     untrained: tuple[str, ...]  # results whose pretraining is not finished
@@ -278,13 +246,12 @@ def missing(evidence: Evidence, summaries: list[RunSummary]) -> Missing:
                 failed.append(Unusable(title, key, grid.missing[key]))
     order = [run.name for run in summaries]
     grids = sorted(evidence.grids.values(), key=lambda grid: order.index(grid.result))
-    gaps = [MissingTrials(grid.result, grid.task.name, grid.of - grid.done, grid.of) for grid in grids]
     unreadable = [Unusable(run.name, run.key, run.wrong) for run in summaries if run.wrong]
     unreadable += [Unusable(titles.get(key, key), key, why) for key, why in evidence.unreadable.items()]
     return Missing(
         done=done,
         of=of,
-        gaps=tuple(gap for gap in gaps if gap.missing),
+        gaps=tuple(grid for grid in grids if grid.done < grid.of),
         failed=tuple(failed),
         unreadable=tuple(unreadable),
         untrained=tuple(run.name for run in summaries if run.standing != "done" and not run.wrong),
@@ -320,7 +287,6 @@ class RunSummary:
 
     name: str
     model: str  # the name of the model it belongs to
-    seed: int
     recipe: Recipe
     key: str
     way: tuple[JobCost, ...]  # training jobs from the root
@@ -351,14 +317,13 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
     grids = [evidence.grids[name, task] for task in evidence.tasks]
     spent = cost(plan, store, name)
     try:
-        about, heldout, wrong = checkpoint_of(plan, store, name), last_heldout(plan, store, name), ""
+        about, measured, wrong = checkpoint_of(store, key), ledger.measured(plan, store, name), ""
     except StoreError as damage:  # a report must not reveal where the store is
-        about, heldout, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
+        about, measured, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
     progress = about.get("progress", {})
     return RunSummary(
         name=name,
         model=model,
-        seed=recipe.seed,
         recipe=recipe,
         key=key,
         way=tuple(by_key[job.key] for job in plan.path(key)),
@@ -368,21 +333,8 @@ def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) 
         devices=int(progress.get("world", 1)),
         device=spent.device,
         epochs=about.get("epochs"),
-        heldout=heldout,
+        heldout=list(measured.values())[-1] if measured else {},
         standing=by_key[key].standing if key in by_key else "done",
         trials=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
         wrong=wrong,
     )
-
-
-def last_heldout(plan: Plan, store: Store, result: str) -> dict[str, float]:
-    """The last held-out losses measured on the path to a result.
-
-    Only the lines that contain held-out losses are parsed, because curves are long.
-    """
-    for job in reversed(plan.path(plan.results[result])):
-        folder = store.readable(store.checkpoints / job.key)
-        if store.has(folder):
-            measured = [line for line in read_lines(folder, b'"heldout"') if "heldout" in line]
-            return measured[-1]["heldout"] if measured else {}
-    return {}

@@ -7,6 +7,7 @@ are reduced to one hash, `Recipe.setting`.
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 from typing import Literal
@@ -19,8 +20,14 @@ from biphase.study.plan import Plan, TrainingJob
 from biphase.text import MASKED
 
 Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
-# "warmup" or "decay" → its shares of the run, where it scales with the run's length
-Shares = dict[str, list[float]]
+KIND_OF: dict[tuple[str, ...], Kind] = {  # objectives in their order
+    (): "start",
+    ("clm",): "clm",
+    ("mlm",): "mlm",
+    ("clm", "mlm"): "clm-mlm",
+}
+# ("warmup" or "decay", whether of continued runs) → its shares of the run, where it scales with the run's length
+Shares = dict[tuple[str, bool], list[float]]
 SETTING = ("packing", "batch_tokens", "optimizer", "precision", "optimizer_state", "data")
 SHAPE = ("layers", "hidden", "heads", "kv_heads", "ffn")  # the fields that define a model's shape
 
@@ -75,7 +82,7 @@ class Recipe:
 
     @property
     def kind(self) -> Kind:
-        return kind_of(self.own)
+        return KIND_OF.get(tuple(span.objective.name for span in self.own), "other")
 
     @property
     def causal_share(self) -> float:
@@ -98,6 +105,11 @@ class Recipe:
     def own_steps(self) -> int:
         """Steps since the base, or all steps if there is no base."""
         return self.continued or self.steps
+
+    @property
+    def bases(self) -> tuple[int, ...]:
+        """The steps of its bases: the same phases with a decay between them are another recipe."""
+        return (self.base.steps, *self.base.bases) if self.base else ()
 
     def words(self) -> str:
         """The recipe as text: "610m · CLM for 10,000 steps, then MLM 40% for 32,000"."""
@@ -136,20 +148,6 @@ class Published:
         return None
 
 
-@dataclass(frozen=True)
-class FirstPublished(Published):
-    """The numbers of several papers: of each recipe, those of the first paper that has any."""
-
-    papers: tuple[Published, ...]
-
-    def family_mean(self, recipe: Recipe, family: str) -> float | None:
-        means = (paper.family_mean(recipe, family) for paper in self.papers)
-        return next((mean for mean in means if mean is not None), None)
-
-    def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
-        return next(filter(None, (paper.at_rates(recipe, task) for paper in self.papers)), {})
-
-
 def named(objective: str) -> str:
     """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
@@ -157,57 +155,41 @@ def named(objective: str) -> str:
     return " ".join([word.upper(), *ratio]) + sign
 
 
-def kind_of(spans: tuple[RecipePhase, ...]) -> Kind:
-    """Classify a sequence of phases by its objectives."""
-    match [span.objective.name for span in spans]:
-        case []:
-            return "start"
-        case ["clm"]:
-            return "clm"
-        case ["mlm"]:
-            return "mlm"
-        case ["clm", "mlm"]:
-            return "clm-mlm"
-    return "other"
-
-
 def models(plan: Plan) -> dict[str, Model]:
     """The models of a plan by name, in the order of its results.
 
     Two result names of one checkpoint are one model, under the first name.
     """
-    groups: dict[tuple[object, ...], dict[int, str]] = {}
-    recipes: dict[str, Recipe] = {}
     shares = _shares(plan)
     names: dict[str, list[str]] = {}
     for name, key in plan.results.items():
         names.setdefault(key, []).append(name)
-    for first, *others in names.values():
+    groups: dict[tuple[object, ...], dict[int, tuple[str, Recipe]]] = {}
+    for several in names.values():
         # A checkpoint that several runs share is an intermediate checkpoint of the longest of them.
-        several = [_recipe(*run_of(plan, name), shares=shares) for name in (first, *others)]
-        recipe = recipes[first] = max(several, key=lambda recipe: recipe.of)
-        same = alike(recipe)
+        recipes = [_recipe(*run_of(plan, name), shares) for name in several]
+        recipe = max(recipes, key=lambda recipe: recipe.of)
         # One recipe and seed should give one checkpoint. A second one differs in something that `Recipe` does not
         # hold, so it starts another group.
-        number = next(n for n in range(len(names)) if recipe.seed not in groups.get((n, *same), {}))
-        groups.setdefault((number, *same), {})[recipe.seed] = first
-    found = []
+        keys = ((number, *alike(recipe)) for number in itertools.count())
+        key = next(key for key in keys if recipe.seed not in groups.get(key, {}))
+        groups.setdefault(key, {})[recipe.seed] = several[0], recipe
+    found = {}
     for by_seed in groups.values():
-        seeds, results = zip(*sorted(by_seed.items()), strict=True)
-        found.append(Model(results[0], recipes[results[0]], results, seeds))
-    order = list(plan.results)
-    found.sort(key=lambda model: min(order.index(name) for name in model.results))
-    return {model.name: model for model in found}
+        seeds = tuple(sorted(by_seed))
+        name, recipe = by_seed[seeds[0]]
+        found[name] = Model(name, recipe, tuple(by_seed[seed][0] for seed in seeds), seeds)
+    return found
 
 
 def recipe_of(plan: Plan, result: str) -> Recipe:
     """The recipe of a result, by name."""
-    return _recipe(*run_of(plan, result), shares=_shares(plan))
+    return _recipe(*run_of(plan, result), _shares(plan))
 
 
 def recipe_at(plan: Plan, job: TrainingJob, *, to_end: bool) -> Recipe:
     """The recipe of a training job: up to the job's checkpoint, or to the end of its run."""
-    return _recipe(job.run, job.run.steps if to_end else job.step, shares=_shares(plan))
+    return _recipe(job.run, job.run.steps if to_end else job.step, _shares(plan))
 
 
 def run_of(plan: Plan, result: str) -> tuple[Pretrain, int]:
@@ -220,26 +202,22 @@ def run_of(plan: Plan, result: str) -> tuple[Pretrain, int]:
 
 def alike(recipe: Recipe) -> tuple[object, ...]:
     """Everything that the results of one model have in common."""
-    bases, base = [], recipe.base
-    while base:  # the same phases with a decay between them are another recipe
-        bases.append(base.steps)
-        base = base.base
-    return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, tuple(bases)
+    return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, recipe.bases
 
 
-def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
+def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
     """The recipe of a run at one of its steps."""
-    before = run.origin_step
-    start = _recipe(run.parent, run.parent.steps, shares=shares) if run.parent else None
+    before, root = run.origin_step, run.root
+    start = _recipe(run.parent, run.parent.steps, shares) if run.parent else None
     own = [
         RecipePhase(phase.objective, before + phase.first, before + min(phase.until, step))
         for phase in run.phases
         if phase.first < step
     ]
     shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
-    root = run.root
+    address = root.start.source.rstrip("/") if isinstance(root.start, Hub) else ""
     return Recipe(
-        size=_size(root),
+        size=address.rsplit("/", 1)[-1] or getattr(root.start, "name", ""),
         parameters=shape.parameters if shape and shape.vocab else None,
         spans=_merged((*(start.spans if start else ()), *own)),
         tokens=(start.tokens if start else 0) + step * run.batch_tokens,
@@ -247,7 +225,7 @@ def _recipe(run: Pretrain, step: int, *, shares: Shares) -> Recipe:
         of=before + run.steps,
         # Continuing from a checkpoint that was not decayed is the same as one longer run.
         base=start if start is None or start.decayed else start.base,
-        setting=_setting(run, shares=shares),
+        setting=_setting(run, shares),
         seed=root.seed,
         shape=shape_key(root.start),
     )
@@ -269,73 +247,60 @@ def shape_key(start: object) -> str:
     return content_key([getattr(start, name, "") for name in SHAPE])
 
 
-def _size(root: Pretrain) -> str:
-    start = root.start
-    return (
-        start.source.rstrip("/").rsplit("/", 1)[-1] if isinstance(start, Hub) else getattr(start, "name", "")
-    )
-
-
 def _shares(plan: Plan) -> Shares:
-    """Find whether warmup and decay are shares of a run's length in this study, rather than numbers of steps."""
+    """Find whether warmup and decay are shares of a run's length in this study, rather than numbers of steps.
+
+    They are where fewer shares than counts, rounded to whole steps, give the counts of all runs. Continued runs are
+    looked at by themselves: by default they inherit a number of steps.
+    """
     found: Shares = {}
-    for name in ("warmup", "decay"):
-        counts = {(int(getattr(run.schedule, name)), run.steps) for run in plan.study.runs if run.stages}
+    for name, continued in itertools.product(("warmup", "decay"), (False, True)):
+        runs = [run for run in plan.study.runs if run.stages and (run.parent is not None) == continued]
+        counts = {(int(getattr(run.schedule, name)), run.steps) for run in runs}
         counts = {(count, of) for count, of in counts if count}
-        fewest = _fewest_shares(counts)
+        fewest: list[float] = []
+        for most, least in sorted(((count + 0.5) / of, (count - 0.5) / of) for count, of in counts):
+            if not fewest or fewest[-1] <= least:
+                fewest.append(most)
         if len(fewest) < len({count for count, _ in counts}):
-            found[name] = fewest
+            found[name, continued] = fewest
     return found
 
 
-def _fewest_shares(counts: set[tuple[int, int]]) -> list[float]:
-    """The fewest shares that, rounded to whole steps, give these (count, length) pairs."""
-    found: list[float] = []
-    for most, least in sorted(((count + 0.5) / of, (count - 0.5) / of) for count, of in counts):
-        if not found or found[-1] <= least:
-            found.append(most)
-    return found
-
-
-def _setting(run: Pretrain, *, shares: Shares) -> str:
+def _setting(run: Pretrain, shares: Shares) -> str:
     """Hash everything that shapes a model except its size, objectives, steps and seed.
 
     A run that continues another with unchanged hyperparameters has the same hash as that run.
     """
-    own, warmup = _ways(run, shares=shares), _part(run, "warmup", shares=shares)
-    start = run.start
+    own, warmup, start = _hyperparameters(run, shares), _part(run, "warmup", shares), run.start
     if isinstance(start, Pretrain):
-        before = _setting(start, shares=shares)
-        goes_on = not warmup and own == _ways(start, shares=shares)
+        before = _setting(start, shares)
+        goes_on = not warmup and own == _hyperparameters(start, shares)
         return before if goes_on else content_key([before, own, warmup])
-    named = (*SHAPE, "kind", "name", "precision")
     # A published model is identified by its whole record; of a size, the shape and name are left out here
     # because `Recipe` has them in its own fields.
-    about = (
-        encode(start)
-        if isinstance(start, Hub)
-        else {k: v for k, v in encode(start).items() if k not in named}
-    )
+    named = () if isinstance(start, Hub) else (*SHAPE, "kind", "name", "precision")
+    about = {name: value for name, value in encode(start).items() if name not in named}
     return content_key([own, warmup, about])
 
 
-def _ways(run: Pretrain, *, shares: Shares) -> dict[str, object]:
+def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
     """The hyperparameters of a run except its warmup. A precision equal to the size's default is left empty."""
-    fields = {name: encode(getattr(run, name)) for name in SETTING}
     usual = run.precision == getattr(run.root.start, "precision", "")
     return {
-        **fields,
+        **{name: encode(getattr(run, name)) for name in SETTING},
         "precision": "" if usual else run.precision,
         "corpus": encode(corpus_of(run)) if run.corpus else "",
         "peak": run.schedule.peak,
-        "decay": _part(run, "decay", shares=shares),
+        "decay": _part(run, "decay", shares),
     }
 
 
-def _part(run: Pretrain, name: str, *, shares: Shares) -> float:
+def _part(run: Pretrain, name: str, shares: Shares) -> float:
     """One part of the schedule: a share of the run where the study uses shares, otherwise steps."""
     count = getattr(run.schedule, name)
-    if name not in shares or not count:
+    known = shares.get((name, run.parent is not None))
+    if known is None or not count:
         return count
     least, most = (count - 0.5) / run.steps, (count + 0.5) / run.steps
-    return next((one for one in shares[name] if least < one <= most), count / run.steps)
+    return next((one for one in known if least < one <= most), count / run.steps)

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -92,18 +92,15 @@ class ComparableModels:
 
     def seeds(self, models: Iterable[Model]) -> int:
         """The number of fine-tuning seeds that all of these models have."""
-        if self.finetune is None:
-            return 0
-        whole = self.fewer is None or all(model.recipe.final for model in models)
-        return len(self.finetune.seeds if whole or self.fewer is None else self.fewer.seeds)
+        intermediate = any(not model.recipe.final for model in models)
+        grid = self.fewer if self.fewer and intermediate else self.finetune
+        return len(grid.seeds) if grid else 0
 
     def of_result(self, result: str) -> Model:
         """The model that a result belongs to. Two names of one checkpoint are one model."""
-        key = self.plan.results[result]
+        keys = self.plan.results
         return next(
-            model
-            for model in self.models.values()
-            if key in [self.plan.results[name] for name in model.results]
+            model for model in self.models.values() if keys[result] in [keys[name] for name in model.results]
         )
 
 
@@ -112,19 +109,16 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     known = models(plan) if known is None else known
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
-    scratch = [
-        model for model in known.values() if not isinstance(run_of(plan, model.results[0])[0].root.start, Hub)
-    ]
-    about = _settings(plan, scratch)
+    runs = {model.name: run_of(plan, model.results[0])[0] for model in known.values()}
+    scratch = [model for model in known.values() if not isinstance(runs[model.name].root.start, Hub)]
     groups: list[Group] = []
-    for setting in dict.fromkeys(model.recipe.setting for model in scratch):
+    for setting, about in _settings(scratch, runs).items():
         members = [model for model in scratch if model.recipe.setting == setting]
         rules = sorted({rule for model in members for rule in _masking_rules(model)})
         for rule in rules or [""]:
-            title = " · ".join(filter(None, (about[setting], f"masks {rule}" if len(rules) > 1 else "")))
-            groups.append(
-                _group(plan, [model for model in members if _masking_rules(model) <= {rule}], title)
-            )
+            title = " · ".join(filter(None, (about, f"masks {rule}" if len(rules) > 1 else "")))
+            alike = [model for model in members if _masking_rules(model) <= {rule}]
+            groups.append(_group(plan, alike, title))
     return ComparableModels(plan, known, tuple(groups), tasks)
 
 
@@ -133,12 +127,12 @@ def rows_in_common(models: Iterable[Model]) -> dict[str, list[int]]:
 
     If they share none, rows are paired in the order of the seeds.
     """
-    first, *others = models
-    shared = [seed for seed in first.seeds if all(seed in model.seeds for model in others)]
+    every = tuple(models)
+    shared = [seed for seed in every[0].seeds if all(seed in model.seeds for model in every)]
     if shared:
-        return {model.name: [model.seeds.index(seed) for seed in shared] for model in (first, *others)}
-    fewest = min(len(model.seeds) for model in (first, *others))
-    return {model.name: list(range(fewest)) for model in (first, *others)}
+        return {model.name: [model.seeds.index(seed) for seed in shared] for model in every}
+    fewest = min(len(model.seeds) for model in every)
+    return {model.name: list(range(fewest)) for model in every}
 
 
 def _group(plan: Plan, members: list[Model], about: str) -> Group:
@@ -149,11 +143,11 @@ def _group(plan: Plan, members: list[Model], about: str) -> Group:
     plateau = frozenset(model.name for model in members if _on_plateau(plan, model))
     names = [name for name, _ in by_size]
     lines = []
-    for (name, _), alike_models in by_size.items():
-        parameters = alike_models[0].recipe.parameters
-        if names.count(name) > 1:  # two shapes under one name are distinguished by their parameters
-            name = f"{name} of {short(parameters or math.nan)}"
-        lines.append(ModelGroup(name, parameters, about, tuple(alike_models), plateau))
+    for (name, _), some in by_size.items():
+        parameters = some[0].recipe.parameters
+        # Two shapes under one name are distinguished by their parameters.
+        size = f"{name} of {short(parameters or math.nan)}" if names.count(name) > 1 else name
+        lines.append(ModelGroup(size, parameters, about, tuple(some), plateau))
     return tuple(sorted(lines, key=lambda line: (line.parameters or math.inf, line.size)))
 
 
@@ -167,27 +161,25 @@ def _masking_rules(model: Model) -> set[str]:
     return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
 
 
-def _settings(plan: Plan, members: Iterable[Model]) -> dict[str, str]:
+def _settings(members: Iterable[Model], runs: dict[str, Pretrain]) -> dict[str, str]:
     """A description of each setting that lists only the fields in which the settings differ."""
     fields: dict[str, dict[str, str]] = {}
     for model in members:
         origin = {"origin": "continued" if model.recipe.base else "from scratch"}
-        fields.setdefault(model.recipe.setting, _fields(run_of(plan, model.results[0])[0]) | origin)
-    differing = [
-        name
-        for name in ("corpus", "peak", "warmup", "decay", *SETTING)
-        if len({fields[setting].get(name) for setting in fields}) > 1
-    ]
-    texts = {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
-    if len(set(texts.values())) < len(texts):  # a second warmup, for example, shows in no field
-        texts = {
-            setting: ", ".join(filter(None, (text, fields[setting]["origin"])))
-            for setting, text in texts.items()
-        }
-    twice = {text for text in texts.values() if list(texts.values()).count(text) > 1}
+        fields.setdefault(model.recipe.setting, _fields(runs[model.name]) | origin)
+    names = ["corpus", "peak", "warmup", "decay", *SETTING]
+    differing = [name for name in names if len({values[name] for values in fields.values()}) > 1]
+
+    def texts() -> dict[str, str]:
+        return {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
+
+    if len(set(texts().values())) < len(fields):  # a second warmup, for example, shows in no field
+        differing.append("origin")
+    about = texts()
+    twice = [text for text in about.values() if list(about.values()).count(text) > 1]
     return {
-        setting: f"{text} (setting {setting[:6]})".strip() if text in twice else text
-        for setting, text in texts.items()
+        setting: f"{text} (setting {setting[:6]})" if text in twice else text
+        for setting, text in about.items()
     }
 
 
@@ -233,9 +225,7 @@ class Recipes(Selector):
     kind: Literal["clm", "mlm", "clm-mlm"]  # since the base, if there is one
     ratio: float | None = None  # of MLM, also of an MLM base
     share: float | None = None  # of steps trained with CLM first, within `window`; the nearest wins
-    base: Literal["clm", "mlm"] | None = (
-        None  # continued from a decayed base of this kind; None: from scratch
-    )
+    base: Literal["clm", "mlm"] | None = None  # continued from such a decayed base; None: from scratch
     window: float = 0.05
     before_decay: bool = False  # intermediate checkpoints instead
 
@@ -316,37 +306,6 @@ def shares(model: Model) -> str:
 
 
 # ---------------------------------------------------------------- cases
-# Which of the lengths that all models have are compared: (lengths in ascending order, steps of the longest run) → the
-# lengths of every case.
-
-
-Steps = Callable[[list[int], int], Sequence[tuple[int, ...]]]
-
-
-def longest(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
-    return [(steps,) for steps in lengths[-1:]]
-
-
-def second_longest(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
-    return [(steps,) for steps in lengths[-2:-1]]
-
-
-def each_shorter(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
-    return [(steps,) for steps in lengths[:-1]]
-
-
-def longest_two(lengths: list[int], budget: int) -> Sequence[tuple[int, ...]]:
-    """One case with the models of the longest length, then those of the second longest."""
-    return [(lengths[-1], lengths[-2])] if len(lengths) > 1 else []
-
-
-def last_within(share: float) -> Steps:
-    """The last length within this share of the longest run."""
-    return lambda lengths, budget: [(steps,) for steps in lengths if steps <= share * budget][-1:]
-
-
-def last_beyond(share: float) -> Steps:
-    return lambda lengths, budget: [(steps,) for steps in lengths if steps > share * budget][-1:]
 
 
 @dataclass(frozen=True)
@@ -393,12 +352,24 @@ def ends(sizes: tuple[Case, ...]) -> tuple[Case, ...]:
     return (equal[0], equal[-1]) if len(equal) > 1 else ()
 
 
+Slice = tuple[int | None, int | None]
+LONGEST: Slice = (-1, None)
+SECOND_LONGEST: Slice = (-2, -1)
+EACH_SHORTER: Slice = (None, -1)
+
+
 @dataclass(frozen=True)
 class Select:
-    """The models that a test compares: one for each selector, at a number of steps that all of them have."""
+    """The models that a test compares: one for each selector, at a number of steps that all of them have.
+
+    Of the steps that all have, `within` keeps those that lie between two shares of the longest run (the upper one
+    included), and `steps` selects from these, in ascending order. There is one case for each of them.
+    """
 
     models: tuple[Selector, ...]
-    steps: Steps = longest
+    steps: Slice = LONGEST
+    within: tuple[float, float] = (0.0, math.inf)
+    before: bool = False  # one case only, of the models at the last of these steps, then at the one before
     sizes: Literal["each", "smallest", "larger", "all but the smallest"] = "each"
     then: tuple[Selector, ...] = ()  # further models, at the next number of steps that all of these have
     seeds: int = 1  # pretraining seeds that they share, at least
@@ -411,11 +382,9 @@ class Select:
     def at(self, line: ModelGroup, study: ComparableModels, only: int | None = None) -> list[Case]:
         """The cases of one size; `only`: at this number of steps."""
         models = together(self.models, line, study)
-        lengths = [steps for steps in models if self.seeds == 1 or _shared_seeds(models[steps]) >= self.seeds]
-        chosen = self.steps(lengths, self._longest_run(line, study)) if only is None else [(only,)]
         later = together(self.then, line, study) if self.then else {}
         cases = []
-        for steps in chosen:
+        for steps in self._steps(models, line, study) if only is None else [(only,)]:
             compared = tuple(model for length in steps for model in models[length])
             end = [length for length in later if length > steps[-1]][:1]
             if None in compared or (self.then and not end):
@@ -426,6 +395,20 @@ class Select:
             when, curve = self.when.format(*steps), tuple(models.values())
             cases.append(Case(study, line, compared, tuple(names), (*steps, *end), when, curve))
         return cases
+
+    def _steps(
+        self, models: dict[int, tuple[Chosen, ...]], line: ModelGroup, study: ComparableModels
+    ) -> list[tuple[int, ...]]:
+        """The steps of every case."""
+        low, high = (share * self._longest_run(line, study) for share in self.within)
+        lengths = [
+            steps
+            for steps, some in models.items()
+            if low < steps <= high and (self.seeds == 1 or _shared_seeds(some) >= self.seeds)
+        ]
+        if self.before:
+            return [(lengths[-1], lengths[-2])] if len(lengths) > 1 else []
+        return [(steps,) for steps in lengths[slice(*self.steps)]]
 
     def _lines(self, group: Group, study: ComparableModels) -> Group:
         if self.sizes == "each" or (self.sizes == "all but the smallest" and len(group) == 1):
@@ -441,7 +424,7 @@ class Select:
         finals = [replace(selector, before_decay=False) for selector in recipes]
         ends = [steps for selector in finals for _, steps in selector.find(line, study)]
         planned = [model.recipe.of for selector in recipes for model in selector.find(line, study).values()]
-        return max(ends or planned, default=0)
+        return max(ends or planned, default=1)
 
 
 def together(
@@ -458,40 +441,6 @@ def together(
 
 def _shared_seeds(models: tuple[Chosen, ...]) -> int:
     return len(set.intersection(*(set(model.seeds) for model in models)))
-
-
-@dataclass(frozen=True)
-class SharedRatios:
-    """MLM from scratch and MLM after CLM for nine tenths of the steps, at the ratios that both have.
-
-    Of several steps the longest are taken; of several switches the one with the most ratios, then the latest.
-    """
-
-    at_least: int = 3
-    share: float = 0.9
-
-    def cases(self, study: ComparableModels) -> list[Case]:
-        cases = []
-        for line in (line for group in study.groups for line in group):
-            for (_, steps), scratch in sorted(Ratios().find(line, study).items(), reverse=True):
-                ratios = {model.recipe.ratio: model for model in scratch}
-                by_switch: dict[int, dict[Any, Model]] = {}
-                for model in line.finals("clm-mlm"):
-                    recipe = model.recipe
-                    if recipe.steps == steps and recipe.causal_share >= self.share and recipe.ratio in ratios:
-                        by_switch.setdefault(recipe.spans[0].until, {})[recipe.ratio] = model
-                most, switch = max(
-                    ((len(after), switch) for switch, after in by_switch.items()), default=(0, 0)
-                )
-                if most >= self.at_least:
-                    shared = sorted(by_switch[switch])
-                    models = (
-                        tuple(ratios[ratio] for ratio in shared),
-                        tuple(by_switch[switch][ratio] for ratio in shared),
-                    )
-                    cases.append(Case(study, line, models, steps=(steps,)))
-                    break
-        return cases
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def _rates(evidence: Evidence, model: Model, task: str) -> str:
     return " ".join("none" if row is None else rate(grid.lrs[row]) for grid, row in chosen)
 
 
-CLAIM = ("claim", "says", "source", "verdict", "why", "p", "p_holm", "scale")
+CLAIM = ("claim", "says", "source", "verdict", "why", "p", "p_holm", "p_refuted", "scale")
 PART = (
     "part", "models", "estimate", "low", "high", "n", "covers", "part_p", "margin", "paper", "detectable",
     "examples_low", "examples_high", "supports", "note",
@@ -223,15 +223,15 @@ def claims(findings: Iterable[Finding]) -> Table:
     rows = []
     for finding in findings:
         claim = (
-            finding.id, finding.says, finding.source, finding.reads, finding.why, exponent(finding.p),
-            exponent(finding.p_holm), finding.scale,
+            finding.id, finding.says, finding.source, finding.verdict, finding.why, exponent(finding.p),
+            exponent(finding.p_holm), exponent(finding.p_refuted), finding.scale,
         )  # fmt: skip
         for part in finding.parts:
             low, high = part.examples or (math.nan, math.nan)
             seeds = part.estimate
             row = (
                 part.title, " ".join(part.models), *(plain(v, DIGITS) for v in (seeds.mean, seeds.low, seeds.high)),
-                str(seeds.n), seeds.covers, exponent(seeds.p), plain(part.margin, 2), plain(part.paper, 2),
+                str(seeds.n), seeds.covers, exponent(part.above), plain(part.margin, 2), plain(part.paper, 2),
                 plain(min(part.detectable, SCALE), DIGITS), plain(low, DIGITS), plain(high, DIGITS), part.supports, part.note,
             )  # fmt: skip
             rows.append((*claim, *row))

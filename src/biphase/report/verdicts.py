@@ -10,51 +10,39 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
 from biphase.report.contrasts import (
-    AnyOf,
-    MeasuredContrast,
+    ClaimPart,
+    Contrast,
+    Measure,
     Noise,
     Paper,
     Source,
     Statement,
-    Test,
+    Supports,
     above,
-    measure,
 )
 from biphase.report.evidence import Evidence, Resamples
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
-from biphase.report.selectors import Case, ComparableModels, comparable_models, rows_in_common
-from biphase.report.statistics import intervals
-from biphase.report.statistics.intervals import holm
+from biphase.report.selectors import Case, ComparableModels, comparable_models
+from biphase.report.statistics.intervals import detectable_by
+from biphase.report.statistics.moderated import ClaimTest, every, holm_distinct
 from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.study.costs import REPEATED, shape_of
 from biphase.study.plan import Plan
 from biphase.text import SCALE, counted, effect, fixed, interval, listed, p_equals, p_value, short, signed
 
-CONTRARY = "points the other way"
-READS = ("reproduced", "direction only", "not reproduced", CONTRARY, "underpowered", "not tested")
-
-
-@dataclass(frozen=True)
-class ClaimPart(MeasuredContrast):
-    """One measured test of a claim, and what it says about the claim."""
-
-    detectable: float  # smallest effect beyond the margin found with 80% power at the corrected level
-    supports: Supports
-
-    @property
-    def contrary(self) -> bool:
-        """Whether the 95% interval lies below both 0 and the margin, although the corrected test is not significant."""
-        return self.supports == "underpowered" and self.estimate.high < min(self.margin, 0.0)
+Verdict = Literal[
+    "reproduced", "holds in part", "not reproduced", "no effect found", "underpowered", "not applicable", "not tested"
+]  # fmt: skip
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 
 @dataclass(frozen=True)
@@ -67,8 +55,9 @@ class Finding:
     verdict: Verdict
     why: str
     parts: tuple[ClaimPart, ...]
-    p: float  # NaN if not tested
-    p_holm: float
+    p: float  # for "every part holds"; NaN if not tested
+    p_holm: float  # corrected for the number of claims
+    p_refuted: float  # for "some part is reversed", corrected alike
     scale: str
     figure: str  # id of the figure that shows it
     caveats: tuple[str, ...]
@@ -76,72 +65,45 @@ class Finding:
     paper: str  # published numbers, as text
     condition: str = ""  # a condition that limits the verdict, in two words
 
-    @property
-    def reads(self) -> str:
-        """The verdict as a report shows it: an underpowered claim with a contrary part "points the other way"."""
-        contrary = self.verdict == "underpowered" and any(part.contrary for part in self.parts)
-        return CONTRARY if contrary else self.verdict
-
 
 # ---------------------------------------------------------------- decision rules
-# Every part of a claim must hold, so the p-value of a claim is the largest of its parts' (a part with the wrong sign
-# counts as 1). Holm's procedure then corrects for the number of claims that were tested.
+# Every part of a claim must hold, so a claim is reproduced by the largest of its parts' p-values; it is refuted by any
+# part that is reversed, so by the smallest times their number. Holm's procedure corrects each side for the number of
+# distinct claims: the probability of any false "reproduced" is at most 5%, and so is that of any false "not reproduced".
 
 
-Verdict = Literal["reproduced", "direction only", "not reproduced", "underpowered", "not tested"]
-Supports = Literal["yes", "direction", "against", "underpowered", "missing"]
-
-ALPHA = 0.05  # family-wise error rate over all claims of a study
-WORTH_FINDING = 0.5  # points: the effect a test should be able to find where none is published
+ALPHA = 0.05  # family-wise error rate of each side over all claims of a study
+LENT_DF = 6.0  # degrees of freedom that many other cells (model × rate) lend to a variance, as `biphase plan` assumes
 
 
-def claim_p(parts: Sequence[tuple[float, float]]) -> float:
-    """The p-value of a claim from its parts as (excess over the margin, p).
-
-    Missing parts (NaN) are ignored; NaN if all are missing.
-    """
-    known = [p if excess > 0 else 1.0 for excess, p in parts if not math.isnan(p)]
-    return max(known, default=math.nan)
+def sought(paper: float | None, margin: float, otherwise: float) -> float:
+    """The effect a test should be able to find: the published distance from the margin, or the one stated."""
+    return otherwise if paper is None else abs(paper - margin)
 
 
-def level_of_parts(adjusted: Sequence[float]) -> float:
-    """The significance level of single parts in claims that Holm's procedure does not reject.
-
-    It is the level of the step at which the procedure stopped, so a claim that is not reproduced always has at least
-    one part that is not significant at this level.
-    """
-    left = sum(p > ALPHA for p in adjusted)
-    return ALPHA / max(1, left)
-
-
-def sought(paper: float | None, margin: float) -> float:
-    """The effect a test should be able to find: the published distance from the margin, or `WORTH_FINDING`."""
-    return WORTH_FINDING if paper is None else abs(paper - margin)
-
-
-def supports(excess: float, p: float, *, level: float, detectable: float, effect: float) -> Supports:
-    """Classify one part.
-
-    `excess`: the estimate minus the margin; `effect`: the size of effect that the test should be able to find.
-    """
-    if math.isnan(p):
+def supports(part: ClaimPart, *, level: float, parts: int, detectable: float, effect: float) -> Supports:
+    """Classify one of the `parts` of a claim at the level at which claims are tested."""
+    if part.missing:
         return "missing"
-    if p <= level:
-        return "yes" if excess > 0 else "against"
-    if detectable > effect:
-        return "underpowered"
-    return "direction" if excess > 0 else "against"
+    if part.above <= level:
+        return "yes"
+    if part.below * parts <= level:
+        return "against"
+    return "underpowered" if detectable > effect else "unclear"
 
 
-def verdict(parts: Sequence[Supports], p_holm: float) -> Verdict:
-    """The verdict on a claim, from the classes of its parts and its corrected p-value."""
+def verdict(parts: Sequence[Supports], holds: float, refuted: float, *, complete: bool) -> Verdict:
+    """The verdict on a claim from the classes of its parts and its corrected p-values.
+
+    `complete`: no part is missing, and the study has tasks of all families that the claim is about.
+    """
     if all(one == "missing" for one in parts):
         return "not tested"
-    if p_holm <= ALPHA:
-        return "reproduced"
-    if "against" in parts:
+    if holds <= ALPHA:
+        return "reproduced" if complete else "holds in part"
+    if refuted <= ALPHA:
         return "not reproduced"
-    return "underpowered" if "underpowered" in parts else "direction only"
+    return "underpowered" if "underpowered" in parts else "no effect found"
 
 
 # ---------------------------------------------------------------- explanations
@@ -151,53 +113,43 @@ def verdict(parts: Sequence[Supports], p_holm: float) -> Verdict:
 LISTED = 4  # parts; of more, only the weakest is quoted
 
 
-def why(gist: str, verdict: Verdict, parts: Sequence[ClaimPart], p_holm: float, needs: str) -> str:
+def why(
+    gist: str, verdict: Verdict, parts: Sequence[ClaimPart], p_holm: float, needs: str, effect: float
+) -> str:
     """The sentences that explain a verdict. `needs`: what the study lacks, used where there is no part."""
     missing = [part for part in parts if part.supports == "missing"]
     known = [part for part in parts if part.supports != "missing"]
     if not known:
         return f"{_capital(_of_missing(missing) if missing else needs)}."
-    if verdict == "reproduced":
+    if verdict in ("reproduced", "holds in part"):
         text = _full(known[0]) if len(known) == 1 else _numbers(gist, known)
-    elif verdict == "direction only":
-        text = _direction(gist, known, p_holm)
     elif verdict == "not reproduced":
-        contrary = [part for part in known if part.supports == "against"]
+        contrary = [part for part in known if part.supports == "against"] or [min(known, key=_strength)]
         text = _contrary(contrary)
         if len(known) > 1:
             speak = "speaks" if len(contrary) == 1 else "speak"
             text += f"; {len(contrary)} of {len(known)} parts {speak} against the claim"
+    elif verdict == "no effect found":
+        text = _unclear(gist, known, p_holm)
     else:
-        text = _underpowered(known)
+        text = _underpowered(known, effect)
     return f"{_capital(text)}." + (f" Missing: {_of_missing(missing)}." if missing else "")
 
 
-def _direction(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
-    unclear = [part for part in known if part.supports == "direction"] or list(known)
+def _unclear(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
+    unclear = [part for part in known if part.supports == "unclear"] or list(known)
     text = _full(unclear[0]) if len(unclear) == 1 else _numbers(gist, unclear)
-    smaller = all(part.paper is not None and part.estimate.high < part.paper for part in unclear)
-    than = ", and an effect as large as the paper's is" if smaller else ""
-    p = p_value(p_holm)
-    return f"{text}: the claimed sign, but not significant (corrected p = {p}){than}{_clear(known)}"
+    excluded = all(part.paper is not None and part.estimate.high < part.paper for part in unclear)
+    than = ", and an effect as large as the paper's is excluded" if excluded else ""
+    return f"{text}: no significant difference (corrected p = {p_value(p_holm)}){than}{_clear(known)}"
 
 
-def _underpowered(known: Sequence[ClaimPart]) -> str:
-    contrary = [part for part in known if part.contrary]
-    if contrary:
-        p = p_equals(min(contrary, key=_strength).estimate.p)
-        do = "does" if len(contrary) == 1 else "do"
-        more = f"; {len(contrary)} of {len(known)} parts {do}" if len(known) > 1 else ""
-        return (
-            f"{_contrary(contrary)}: it points the other way ({p}), and is not clear after correction for the number "
-            f"of claims{more}"
-        )
+def _underpowered(known: Sequence[ClaimPart], effect: float) -> str:
     weak = [part for part in known if part.supports == "underpowered"]
-    worst = max(weak, key=lambda part: part.detectable / (sought(part.paper, part.margin) or 1e-9))
-    if math.isinf(worst.detectable):  # the note gives the reason
-        return f"{worst.says}, but {worst.note}{_clear(known)}"
+    worst = max(weak, key=lambda part: part.detectable / (sought(part.paper, part.margin, effect) or 1e-9))
     possible = "no possible effect would be detected"
     if worst.detectable <= SCALE:
-        size = fixed(sought(worst.paper, worst.margin))
+        size = fixed(sought(worst.paper, worst.margin, effect))
         wanted = f"{size} should be found" if worst.paper is None else f"the paper's is {size}"
         beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
         possible = (
@@ -216,7 +168,7 @@ def _numbers(gist: str, parts: Sequence[ClaimPart]) -> str:
     """The gist followed by the numbers of the parts; if there are many, only the least significant one."""
     if len(parts) <= LISTED:
         return f"{gist}, in points: {', '.join(_short(part) for part in parts)}"
-    weakest = max(parts, key=lambda part: part.estimate.p)
+    weakest = max(parts, key=lambda part: part.above)
     return f"{gist}: {len(parts)} parts, the least clear {_short(weakest)}"
 
 
@@ -284,16 +236,17 @@ def own_statement(study: ComparableModels, claim: Claim) -> Statement:
         figure="",
         paper="",
         source="study",
-        equal_data=True,
+        effect=claim.effect,
     )
 
 
 @dataclass(frozen=True)
 class Examined:
-    """A claim, its tests in a study, and the `Paper` whose numbers stand beside them."""
+    """A claim, its tests in a study, those of its premise, and the `Paper` whose numbers stand beside them."""
 
     statement: Statement
-    tests: list[Test]
+    tests: list[Contrast]
+    premises: list[Contrast]
     paper: Paper | None
 
 
@@ -304,10 +257,11 @@ def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]
     ]
     beside = papers[0] if papers else None
     pairs += [(own_statement(study, claim), beside) for claim in study.plan.study.claims]
-    return [
-        Examined(one, one.tests(study, paper.published if paper else Published()), paper)
-        for one, paper in pairs
-    ]
+    found = []
+    for one, paper in pairs:
+        numbers = paper.published if paper else Published()
+        found.append(Examined(one, one.tests(study, numbers), one.premises(study, numbers), paper))
+    return found
 
 
 # ---------------------------------------------------------------- repeated data
@@ -320,7 +274,7 @@ MARK = "under repetition"
 
 def marked(finding: Finding, claim: Examined, epochs: Epochs) -> Finding:
     """Mark a finding "under repetition" where that applies; it stays unmarked where epochs are not known."""
-    if not claim.statement.equal_data or finding.verdict == "not tested":
+    if not claim.statement.equal_data or finding.verdict in ("not tested", "not applicable"):
         return finding
     compared = [test for test in claim.tests if len({_causal(model) for model in test.models}) > 1]
     models = dict.fromkeys(model for test in compared for model in test.models)
@@ -332,8 +286,9 @@ def marked(finding: Finding, claim: Examined, epochs: Epochs) -> Finding:
         f"Under repetition: by the steps compared the corpus had been read {often} times. Masks were new each time, "
         "causal targets were not, which favours MLM."
     )
+    condition = ", ".join(filter(None, (finding.condition, MARK)))
     return replace(
-        finding, scale=f"{finding.scale} · {MARK}", condition=MARK, caveats=(caveat, *finding.caveats)
+        finding, scale=f"{finding.scale} · {MARK}", condition=condition, caveats=(caveat, *finding.caveats)
     )
 
 
@@ -350,66 +305,113 @@ def _causal(model: Model) -> float:
 def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | None = None) -> list[Finding]:
     """Judge every claim of these papers and of the study, in order. `draws`: resamples shared with other callers."""
     study = comparable_models(evidence.plan, evidence.models)
-    draws = draws or Resamples(evidence)
+    measure = Measure(evidence, draws or Resamples(evidence))
     claims = examined(study, papers)
-    results = [[measure(test, evidence, draws) for test in claim.tests] for claim in claims]
-    ps = [claim_p([(result.excess, result.p) for result in parts]) for parts in results]
-    adjusted = holm(ps)
-    tested = [p for p in adjusted if not math.isnan(p)]
-    first, stopped = ALPHA / max(1, len(tested)), level_of_parts(tested)
+    results = [[measure(test) for test in claim.tests] for claim in claims]
+    premises = [[measure(test) for test in claim.premises] for claim in claims]
+    tests = [_tested(parts, before) for parts, before in zip(results, premises, strict=True)]
+    keys = [frozenset(part.key for part in parts if not part.missing) for parts in results]
+    adjusted = holm_distinct(tests, keys)
+    left = [p for p, _ in adjusted if p > ALPHA]
+    first, stopped = (ALPHA / max(1, count) for count in (sum(test.known > 0 for test in tests), len(left)))
     findings, epochs = [], Epochs(evidence.plan, evidence.store)
-    for claim, measured, p, p_holm in zip(claims, results, ps, adjusted, strict=True):
-        level = ALPHA if p_holm <= ALPHA else stopped
-        parts = tuple(_part(result, level, first) for result in measured)
-        finding = _finding(study, claim, parts, p, p_holm)
+    for claim, measured, before, test, (holds, refuted) in zip(
+        claims, results, premises, tests, adjusted, strict=True
+    ):
+        level, effect = ALPHA if holds <= ALPHA else stopped, _effect(study, claim.statement)
+        known = sum(not part.missing for part in measured)
+        parts = tuple(_classified(part, level, first, known, effect) for part in measured)
+        finding = _finding(study, claim, parts, before, test, (holds, refuted), effect)
         findings.append(marked(finding, claim, epochs))
     return findings
 
 
-def _part(measured: MeasuredContrast, level: float, first: float) -> ClaimPart:
-    """Classify one measured contrast. `level`: of its claim; `first`: of Holm's first step, used for the power."""
-    smallest = math.inf  # where all seeds are alike
-    if not measured.alike:
-        smallest = (
-            math.nan
-            if measured.missing
-            else intervals.detectable_in(measured.estimate, first / measured.tries)
-        )
-    effect = sought(measured.paper, measured.margin)
-    says = supports(measured.excess, measured.p, level=level, detectable=smallest, effect=effect)
-    return ClaimPart(**vars(measured), detectable=smallest, supports=says)
+def _tested(parts: Sequence[ClaimPart], premises: Sequence[ClaimPart]) -> ClaimTest:
+    """The p-values of a claim. A claim with a premise also needs that to hold; without it, nothing is tested."""
+    test = every([part.above for part in parts], [part.below for part in parts])
+    if not premises or not test.known:
+        return test
+    if not _applies(premises):
+        return replace(test, reproduced=math.nan, refuted=math.nan, known=0)
+    return replace(test, reproduced=max(test.reproduced, *(part.above for part in premises)))
+
+
+def _applies(premises: Sequence[ClaimPart]) -> bool:
+    """Whether the premise of a claim is shown."""
+    return all(part.above <= ALPHA for part in premises)
+
+
+def _effect(study: ComparableModels, statement: Statement) -> float:
+    """The effect worth finding where none is published: the claim's own, or the study's."""
+    return statement.effect or study.plan.study.effect
 
 
 def _finding(
-    study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...], p: float, p_holm: float
+    study: ComparableModels,
+    claim: Examined,
+    parts: tuple[ClaimPart, ...],
+    premises: Sequence[ClaimPart],
+    test: ClaimTest,
+    adjusted: tuple[float, float],
+    effect: float,
 ) -> Finding:
-    statement = claim.statement
-    judged = verdict([part.supports for part in parts], p_holm)
+    statement, absent = claim.statement, untested_families(study, claim)
+    complete = not absent and not test.missing
+    judged = verdict([part.supports for part in parts], *adjusted, complete=complete)
+    explained = why(statement.gist, judged, parts, adjusted[0], needs(study, statement), effect)
+    if premises and not _applies(premises) and any(not part.missing for part in parts):
+        judged, explained = "not applicable", _no_premise(premises)
+    condition = ""
+    if judged == "holds in part":
+        there = [family for family in statement.on if family not in absent]
+        known, of = (len(there), len(statement.on)) if absent else (test.known, test.known + test.missing)
+        condition = f"on {known} of {of} {'families' if absent else 'parts'}"
     return Finding(
         id=statement.id,
         says=statement.says,
         source=statement.source,
         verdict=judged,
-        why=why(statement.gist, judged, parts, p_holm, needs(study, statement)),
+        why=explained,
         parts=parts,
-        p=p,
-        p_holm=p_holm,
+        p=test.reproduced,
+        p_holm=adjusted[0],
+        p_refuted=adjusted[1],
         scale=_scale(study, claim.tests, parts),
         figure=statement.figure,
         caveats=(*statement.caveats, *_caveats(study, claim, parts)) if claim.tests else (),
         contrast=statement.contrast,
         paper=statement.paper,
+        condition=condition,
     )
 
 
-def missing_families(study: ComparableModels, statement: Statement) -> list[str]:
-    """The families that a claim is about and the study has no task of."""
-    return [family for family in statement.on if family not in study.families]
+def _no_premise(premises: Sequence[ClaimPart]) -> str:
+    """Why a claim is not applicable, with the numbers of its premise."""
+    failing = next((part for part in premises if not part.above <= ALPHA), premises[0])
+    if failing.missing:
+        return f"Its premise is not tested: {failing.note}."
+    return f"Its premise is not shown: {_full(failing)} (one-sided {p_equals(failing.above)})."
+
+
+def _classified(part: ClaimPart, level: float, first: float, parts: int, effect: float) -> ClaimPart:
+    """A measured part with its class. `level`: of its claim; `first`: of Holm's first step, used for the power."""
+    smallest = math.nan
+    if not part.missing:  # the tests are one-sided
+        smallest = detectable_by(part.estimate.se, part.estimate.df, 2 * first / part.tries)
+    wanted = sought(part.paper, part.margin, effect)
+    says = supports(part, level=level, parts=parts, detectable=smallest, effect=wanted)
+    return replace(part, detectable=smallest, supports=says)
+
+
+def untested_families(study: ComparableModels, claim: Examined) -> list[str]:
+    """The families that a claim is about and none of its tests uses."""
+    used = {study.tasks[task].family for test in claim.tests for task in test.tasks}
+    return [family for family in claim.statement.on if family not in used]
 
 
 def needs(study: ComparableModels, statement: Statement) -> str:
     """What the study lacks, where no test of a claim was found."""
-    absent = missing_families(study, statement)
+    absent = [family for family in statement.on if family not in study.families]
     if not statement.on or len(absent) < len(statement.on):
         return statement.needs
     if not study.tasks:
@@ -417,7 +419,7 @@ def needs(study: ComparableModels, statement: Statement) -> str:
     return f"needs a task of {listed([family_name(family) for family in absent])}"
 
 
-def _scale(study: ComparableModels, tests: list[Test], parts: Sequence[ClaimPart]) -> str:
+def _scale(study: ComparableModels, tests: list[Contrast], parts: Sequence[ClaimPart]) -> str:
     """The scale of a claim's tests: "610m · 99B tokens · 1 pretraining seed, 5 fine-tuning seeds"."""
     models = [model for test in tests for model in test.models]
     if not models:
@@ -438,8 +440,8 @@ def _span(counts: set[int], word: str) -> str:
 
 def _caveats(study: ComparableModels, claim: Examined, parts: tuple[ClaimPart, ...]) -> Iterable[str]:
     """Caveats that apply to a claim's tests in this study."""
-    if absent := missing_families(study, claim.statement):
-        yield f"The study has no task of {listed(absent)}: that part of the claim is not tested."
+    if absent := untested_families(study, claim):
+        yield f"No test of the claim is on {listed(absent)}: that part of it is not tested."
     if study.fewer and any(not model.recipe.final for test in claim.tests for model in test.models):
         rates = counted(len(study.fewer.lrs), "learning rate")
         yield f"Intermediate checkpoints were fine-tuned on {listed(list(study.fewer.tasks))} alone, at {rates}."
@@ -481,10 +483,6 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
 # enough are finished; otherwise it is assumed, and the assumed numbers are printed.
 
 
-# Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
-ASSUMED, ASSUMED_OF_SMALL = (
-    {short: family.assumed_sd[small] for short, family in FAMILIES.items()} for small in (0, 1)
-)
 SMALL = 100_000_000  # parameters in the blocks
 ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
 WIDTH, SAYS = 110, 44  # columns of the text, and of the claim
@@ -496,18 +494,15 @@ class Expected:
 
     title: str
     models: tuple[str, ...]
-    sd: float  # of the contrast, over fine-tuning seeds
     seeds: tuple[int, int]  # pretraining seeds, fine-tuning seeds
+    se: float  # of the contrast, in points
     detectable: (
         float  # smallest effect beyond the margin found with 80% power at the corrected level, in points
     )
-    effect: float  # the effect it should find: the published one beyond the margin, or 0.5 points
     paper: float | None
     margin: float
-
-    @property
-    def weak(self) -> bool:
-        return self.detectable > self.effect
+    effect: float  # the effect it should find: the published one beyond the margin, or the one stated
+    weak: bool  # whether it would miss the effect it should find
 
 
 @dataclass(frozen=True)
@@ -518,9 +513,9 @@ class Prospect:
     says: str
     source: Source
     tested: bool
-    parts: tuple[Expected, ...]
-    why: str  # why it will not be tested
     noise: str  # the source of the standard deviations
+    needs: str  # why it will not be tested
+    tests: tuple[Expected, ...]
     assumed: dict[Family, float]  # the standard deviations used where none was measured
 
 
@@ -531,41 +526,34 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     tested = [any(max(_seeds_of(test, study)) > 1 for test in claim.tests) for claim in claims]
     level = ALPHA / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
-    assumed = ASSUMED_OF_SMALL if _small(plan) else ASSUMED
-    return [
-        _prospect(study, claim, level, measured, assumed, tested=will)
-        for claim, will in zip(claims, tested, strict=True)
-    ]
-
-
-def _prospect(
-    study: ComparableModels,
-    claim: Examined,
-    level: float,
-    measured: dict[str, float],
-    assumed: dict[Family, float],
-    *,
-    tested: bool,
-) -> Prospect:
-    statement, tests = claim.statement, claim.tests if tested else []
-    used = {task for test in tests for task in test.tasks}
-    known = used & set(measured)
-    noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
-    why = "needs two fine-tuning seeds or more" if claim.tests else needs(study, statement)
+    # Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
+    assumed = {short: family.assumed_sd[_small(plan)] for short, family in FAMILIES.items()}
 
     def sd_of(task: str) -> float:
         return measured.get(task, assumed[study.tasks[task].family])
 
-    return Prospect(
-        id=statement.id,
-        says=statement.says,
-        source=statement.source,
-        tested=tested,
-        parts=tuple(_expected(test, study, level, sd_of) for test in tests),
-        why="" if tested else why,
-        noise=noise if tested else "",
-        assumed=assumed,
-    )
+    found = []
+    for claim, will in zip(claims, tested, strict=True):
+        statement, tests = claim.statement, claim.tests if will else []
+        used = {task for test in tests for task in test.tasks}
+        known = used & set(measured)
+        noise = "from this ledger" if known == used else "partly from this ledger" if known else "assumed"
+        lacks = "needs two fine-tuning seeds or more" if claim.tests else needs(study, statement)
+        found.append(
+            Prospect(
+                id=statement.id,
+                says=statement.says,
+                source=statement.source,
+                tested=will,
+                noise=noise if will else "",
+                needs="" if will else lacks,
+                tests=tuple(
+                    _expected(test, study, level, sd_of, _effect(study, statement)) for test in tests
+                ),
+                assumed=assumed,
+            )
+        )
+    return found
 
 
 def _small(plan: Plan) -> bool:
@@ -574,65 +562,65 @@ def _small(plan: Plan) -> bool:
     return all(shape is not None and shape.blocks < SMALL for shape in shapes)
 
 
-def _seeds_of(test: Test, study: ComparableModels) -> tuple[int, int]:
-    """The pretraining seeds that all its models share, and the fine-tuning seeds."""
-    return min(len(one) for one in rows_in_common(test.models).values()), study.seeds(test.models)
+def _seeds_of(test: Contrast, study: ComparableModels) -> tuple[int, int]:
+    """The pretraining seeds of the model that has the fewest, and the fine-tuning seeds."""
+    return min(len(model.seeds) for model in test.models), study.seeds(test.models)
 
 
-def _expected(test: Test, study: ComparableModels, level: float, noise: Noise) -> Expected:
+def _expected(test: Contrast, study: ComparableModels, level: float, noise: Noise, effect: float) -> Expected:
     seeds = _seeds_of(test, study)
-    if isinstance(test, AnyOf):
-        options = [_expected(option, study, level / len(test.options), noise) for option in test.options]
+    if test.options:
+        options = [_expected(one, study, level / len(test.options), noise, effect) for one in test.options]
         easiest = min(options, key=lambda one: one.detectable)
-        sd, least = easiest.sd, easiest.detectable
+        se, least = easiest.se, easiest.detectable
     else:
-        sd = math.sqrt(test.quantity.variance(noise))
-        least = sd * _unit(*seeds, level)
+        # With several pretraining seeds the values are means of their fine-tunings. Another pretraining seed is
+        # assumed to change a score as much as another fine-tuning seed does.
+        pretrained, tuned = seeds
+        widened = 1 + 1 / tuned if pretrained > 1 else 1.0
+        n = pretrained if pretrained > 1 else tuned
+        se = math.sqrt(test.quantity.variance(noise, lambda model: n) * widened)
+        cells = len(study.models) * len(study.finetune.lrs) if study.finetune else 0
+        df = n - 1 + min(LENT_DF, cells / 4) if n > 1 else 0.0
+        least = detectable_by(se, df, 2 * level)
+    wanted = sought(test.paper, test.margin, effect)
     return Expected(
         title=test.title,
         models=tuple(one.name for one in test.models),
-        sd=sd,
         seeds=seeds,
+        se=se,
         detectable=least,
-        effect=sought(test.paper, test.margin),
         paper=test.paper,
         margin=test.margin,
+        effect=wanted,
+        weak=least > wanted,
     )
 
 
-@cache
-def _unit(pretrained: int, tuned: int, level: float) -> float:
-    """The detectable effect for a standard deviation of 1 over fine-tuning seeds; it scales linearly.
-
-    Assumes that another pretraining seed changes a score as much as another fine-tuning seed does.
-    """
-    if pretrained < 2:
-        return intervals.detectable(1.0, tuned, level)
-    return intervals.detectable_crossed(intervals.Noise(1.0, 0.0, 1.0), pretrained, tuned, level)
-
-
 def _measured(evidence: Evidence) -> dict[str, float]:
-    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, then over the family.
+    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, or over its family.
 
     Tasks with fewer than `ENOUGH` degrees of freedom in both are left out.
     """
-    found: dict[str, float] = {}
-    families: dict[Family, list[tuple[float, int]]] = {}
-    for task, about in evidence.tasks.items():
-        squares, free = 0.0, 0
-        for model in evidence.models.values():
-            for row in 100 * evidence.scores(model, task):
-                known = row[np.isfinite(row)]
-                if known.size > 1:
-                    squares += float(np.square(known - known.mean()).sum())
-                    free += known.size - 1
-        families.setdefault(about.family, []).append((squares, free))
-        if free >= ENOUGH and squares > 0:
-            found[task] = math.sqrt(squares / free)
-    for task, about in evidence.tasks.items():
-        squares, free = (sum(part) for part in zip(*families[about.family], strict=True))
-        if task not in found and free >= ENOUGH and squares > 0:
-            found[task] = math.sqrt(squares / free)
+    pooled: dict[str, tuple[float, int]] = {}  # sum of squares, degrees of freedom
+    for task in evidence.tasks:
+        rows = [
+            row[np.isfinite(row)]
+            for model in evidence.models.values()
+            for row in evidence.scores(model, task)
+        ]
+        squares = [float(np.square(100 * (row - row.mean())).sum()) for row in rows if row.size > 1]
+        pooled[task] = math.fsum(squares), sum(row.size - 1 for row in rows if row.size > 1)
+    found = {}
+    for family in evidence.families.values():
+        together = math.fsum(pooled[task][0] for task in family), sum(pooled[task][1] for task in family)
+        for task in family:
+            enough = [
+                (squares, df) for squares, df in (pooled[task], together) if df >= ENOUGH and squares > 0
+            ]
+            if enough:
+                squares, df = enough[0]
+                found[task] = math.sqrt(squares / df)
     return found
 
 
@@ -641,30 +629,12 @@ def _measured(evidence: Evidence) -> dict[str, float]:
 
 def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
     """The prospects for JSON; unknown numbers are null."""
-    return [
-        {
-            "id": one.id,
-            "says": one.says,
-            "source": one.source,
-            "tested": one.tested,
-            "noise": one.noise,
-            "needs": one.why,
-            "tests": [
-                {
-                    "title": part.title,
-                    "models": list(part.models),
-                    "seeds": list(part.seeds),
-                    "sd": part.sd,
-                    "detectable": part.detectable if math.isfinite(part.detectable) else None,
-                    "paper": part.paper,
-                    "margin": part.margin,
-                    "weak": part.weak,
-                }
-                for part in one.parts
-            ],
-        }
-        for one in found
-    ]
+    records = [asdict(one) for one in found]
+    for record in records:
+        del record["assumed"]
+        for test in record["tests"]:
+            test["detectable"] = test["detectable"] if math.isfinite(test["detectable"]) else None
+    return records
 
 
 def render(found: list[Prospect]) -> list[str]:
@@ -677,9 +647,9 @@ def render(found: list[Prospect]) -> list[str]:
             f"  noise of scores: {_noise(tested)}",
             *map(_line, tested),
         ]
-        if any(part.weak for one in tested for part in one.parts):
+        if any(test.weak for one in tested for test in one.tests):
             lines.append(
-                f"  weak: tests that would miss the paper's effect, or {WORTH_FINDING:g} where it gives none"
+                "  weak: tests that would miss the published effect, or the one that the study states"
             )
     if untested := ", ".join(_abbreviated([one for one in found if not one.tested])):
         text = f"not tested: {untested}; the report says what each would need"
@@ -688,14 +658,14 @@ def render(found: list[Prospect]) -> list[str]:
 
 
 def _line(one: Prospect) -> str:
-    weak = sum(part.weak for part in one.parts)
-    finds = _range([part.detectable for part in one.parts])
-    published = [part.effect for part in one.parts if part.paper is not None]
+    weak = sum(test.weak for test in one.tests)
+    finds = _range([test.detectable for test in one.tests])
+    published = [test.effect for test in one.tests if test.paper is not None]
     paper = f"paper {_range(published)}" if published else ""
     says = one.says
     if len(says) > SAYS:
         says = f"{says[:SAYS].rsplit(' ', 1)[0].rstrip(',')}…"
-    tests = counted(len(one.parts), "test")
+    tests = counted(len(one.tests), "test")
     weakness = f"{weak} weak" if weak else ""
     return f"  {one.id:<4} {says:<{SAYS}}  {tests:>8}  finds {finds:<11}  {paper:<17}  {weakness}".rstrip()
 

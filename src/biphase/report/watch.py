@@ -13,7 +13,7 @@ import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -47,17 +47,10 @@ class Shown:
 
 
 def serve(
-    make_plan: Callable[[], Plan],
-    store: Store,
-    folder: Path,
-    *,
-    port: int,
-    say: Callable[[str], None] = print,
-    stop: threading.Event | None = None,
+    make_plan: Callable[[], Plan], store: Store, folder: Path, *, port: int, say: Callable[[str], None]
 ) -> None:
-    """Serve the page of a study until ^C, or until `stop` is set. The plan is reloaded for each report."""
-    stop = stop or threading.Event()
-    watcher = Watcher(make_plan, store, folder, say=say, stop=stop)
+    """Serve the page of a study until ^C. The plan is reloaded for each report."""
+    watcher = Watcher(make_plan, store, folder, say=say)
     with listen(port) as server:
         watcher.look()
         server.watcher = watcher
@@ -65,7 +58,9 @@ def serve(
         thread.start()
         say(f"watching {watcher.plan.study.name}: http://{HOST}:{server.server_port}/   (^C to stop)")
         with contextlib.suppress(KeyboardInterrupt):
-            watcher.run()
+            while True:
+                time.sleep(LOOK_SECONDS)
+                watcher.look()
         server.shutdown()
     say(f"stopped watching; the page as it was last: {watcher.page}")
 
@@ -95,29 +90,24 @@ class _Answer(BaseHTTPRequestHandler):
     timeout = 30
 
     def do_GET(self) -> None:
-        self._answer()
+        content = self.do_HEAD()
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self.wfile.write(content)
 
-    def do_HEAD(self) -> None:
-        self._answer(body=False)
-
-    def _answer(self, *, body: bool = True) -> None:
+    def do_HEAD(self) -> bytes:
         server = self.server
         assert isinstance(server, Server)
-        port = server.server_port
-        ours = (f"{HOST}:{port}", f"localhost:{port}")
+        ours = [f"{host}:{server.server_port}" for host in (HOST, "localhost")]
         origin = self.headers.get("Origin")  # set by browsers for scripted requests
-        origins = (None, *(f"http://{host}" for host in ours))
-        if self.headers.get("Host", "") not in ours or origin not in origins:
-            self._send(403, "text/plain", b"this page is for this machine only\n", body=body)
-            return
-        path = self.path.split("?", 1)[0]
-        served = server.watcher.served(path)
+        served = server.watcher.served(self.path.split("?", 1)[0])
+        if self.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
+            return self._send(403, "text/plain", b"this page is for this machine only\n")
         if served is None:
-            self._send(404, "text/plain", b"there is nothing here\n", body=body)
-        else:
-            self._send(200, *served, body=body)
+            return self._send(404, "text/plain", b"there is nothing here\n")
+        return self._send(200, *served)
 
-    def _send(self, code: int, kind: str, content: bytes, *, body: bool) -> None:
+    def _send(self, code: int, kind: str, content: bytes) -> bytes:
+        """Send the headers of an answer."""
         self.send_response(code)
         self.send_header("Content-Type", f"{kind}; charset=utf-8")
         self.send_header("Content-Length", str(len(content)))
@@ -126,9 +116,7 @@ class _Answer(BaseHTTPRequestHandler):
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         self.send_header("Content-Security-Policy", POLICY)
         self.end_headers()
-        if body:
-            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-                self.wfile.write(content)
+        return content
 
     def version_string(self) -> str:
         return "biphase"
@@ -138,20 +126,17 @@ class _Answer(BaseHTTPRequestHandler):
 
 
 class Pace:
-    """Rate limit: run again only after a change, and after a pause proportional to the last duration."""
+    """Rate limit: work again only after a change, and after a pause proportional to the last duration."""
 
-    def __init__(self) -> None:
-        self._seen = ""
-        self._not_before = 0.0
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work, self._seen, self._not_before = work, "", 0.0
 
-    @contextlib.contextmanager
-    def turn(self, seen: str) -> Generator[bool]:
+    def turn(self, seen: str) -> None:
         began = time.monotonic()
         if seen == self._seen or began < self._not_before:
-            yield False
             return
         try:
-            yield True
+            self._work()
             self._seen = seen
         finally:
             now = time.monotonic()
@@ -162,39 +147,34 @@ class Watcher:
     """Polls the store, rebuilds the report when something changed, and reports the study's progress."""
 
     def __init__(
-        self,
-        make_plan: Callable[[], Plan],
-        store: Store,
-        folder: Path,
-        *,
-        say: Callable[[str], None],
-        stop: threading.Event,
+        self, make_plan: Callable[[], Plan], store: Store, folder: Path, *, say: Callable[[str], None]
     ) -> None:
-        self.make_plan, self.store, self.folder = make_plan, store, folder
-        self.say, self.stop = say, stop
+        self.make_plan, self.store, self.folder, self.say = make_plan, store, folder, say
         self.plan = make_plan()
         self.page = folder
         self.progress: dict[str, Any] = {"said": "", "meters": {}, "running": []}
         self.shown = Shown({}, "", "")
         self._error = ""
-        self._progress, self._report = Pace(), Pace()
+        self._progress, self._report = Pace(self._survey), Pace(self._rebuild)
 
-    def run(self) -> None:
-        while not self.stop.wait(LOOK_SECONDS):
-            self.look()
+    def _survey(self) -> None:
+        try:
+            self.progress = progress(self.plan, self.store)
+        except BiphaseError as wrong:
+            said = f"how far it is cannot be told: {one_line(wrong)}"
+            self.progress = {"said": said, "meters": {}, "running": []}
+
+    def _rebuild(self) -> None:
+        self.plan = self.make_plan()
+        built = build(self.plan, self.store, self.folder, live=True, static=False)
+        self.page, self.shown = built.page, _shown(built.content)
 
     def look(self) -> None:
         """Poll once. An error is printed once, and the page stays as it was."""
         try:
             seen = fingerprint(self.plan, self.store)
-            with self._progress.turn(seen) as due:
-                if due:
-                    self.progress = _progress(self.plan, self.store)
-            with self._report.turn(seen) as due:
-                if due:
-                    self.plan = self.make_plan()
-                    built = build(self.plan, self.store, self.folder, live=True, static=False)
-                    self.page, self.shown = built.page, _shown(built.content)
+            self._progress.turn(seen)
+            self._report.turn(seen)
             self._error = ""
         except (BiphaseError, OSError) as wrong:
             if not self.shown.texts:
@@ -247,19 +227,11 @@ def _names(folder: Path) -> str:
         return ""
 
 
-def _progress(plan: Plan, store: Store) -> dict[str, Any]:
-    try:
-        return progress(plan, store)
-    except BiphaseError as wrong:
-        return {"said": f"how far it is cannot be told: {one_line(wrong)}", "meters": {}, "running": []}
-
-
 def progress(plan: Plan, store: Store) -> dict[str, Any]:
     """The progress of a study, as the strings that the page shows."""
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     trained = sum(entry.standing == "done" for entry in entries.values())
-    left = ledger.seconds_left(entries) if trained < len(entries) else None
     running = []
     for entry in entries.values():
         if entry.holder:
@@ -268,17 +240,18 @@ def progress(plan: Plan, store: Store) -> dict[str, Any]:
             running.append(f"{name} on {entry.holder.host}{f': {latest}' if latest else ''}")
     running += [f"{training.title(plan)} on {holder.host}" for training, holder in tuned.running.values()]
     failed = sum(entry.standing == "failed" for entry in entries.values()) + len(tuned.failed)
-    jobs = {"done": trained, "of": len(entries), "left": _left(left)}
-    seconds = tuned.seconds_left if tuned.done < tuned.of else None
-    trials = {"done": tuned.done, "of": tuned.of, "left": _left(seconds)}
-    done = trained == len(entries) and tuned.done == tuned.of
+    jobs, trials = (trained, len(entries)), (tuned.done, tuned.of)
+    done = all(count == of for count, of in (jobs, trials))
     state = "all done" if done else f"{len(running)} running" if running else "nothing is running"
     return {
         "said": f"{state}, {failed} failed" if failed else state,
-        "meters": {"training jobs": jobs, "fine-tunings": trials},
+        "meters": {
+            "training jobs": _meter(*jobs, ledger.seconds_left(entries)),
+            "fine-tunings": _meter(*trials, tuned.seconds_left),
+        },
         "running": running,
     }
 
 
-def _left(seconds: float | None) -> str:
-    return duration(seconds) if seconds else ""
+def _meter(done: int, of: int, left: float | None) -> dict[str, Any]:
+    return {"done": done, "of": of, "left": duration(left) if left and done < of else ""}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from biphase.errors import SpecError, nearest
-from biphase.records import record
+from biphase.records import added, record
 from biphase.specs.sources import check_name
 from biphase.specs.tasks import FAMILIES, Family
 
@@ -31,12 +31,13 @@ class Claim:
     on: tuple[str, ...] = ()  # families or tasks, each tested separately; empty: every family of the study
     margin: float = 0.0  # percentage points
     metric: str = ""  # empty: the metric that selects the learning rate
+    effect: float = added(
+        0.0
+    )  # percentage points beyond the margin that are worth finding; 0: as the study says
 
     def settle(self) -> None:
-        if isinstance(self.says, str):  # one line, since it is shown in table rows
-            object.__setattr__(self, "says", " ".join(self.says.split()))
-        if isinstance(self.on, str):
-            object.__setattr__(self, "on", (self.on,))
+        # One line, since it is shown in table rows.
+        object.__setattr__(self, "says", " ".join(self.says.split()))
 
     def check(self) -> None:
         where = f"Claim {self.name!r}"
@@ -53,6 +54,8 @@ class Claim:
             raise SpecError(f"{where}: on={self.on} names one thing twice")
         if abs(self.margin) >= 100:
             raise SpecError(f"{where}: a margin is in percent points of a score, not {self.margin:g}")
+        if self.effect < 0:
+            raise SpecError(f"{where}: an effect is a size in percent points, not {self.effect:g}")
         metrics = [metric for family in FAMILIES.values() for metric in family.metrics]
         if self.metric and self.metric not in metrics:
             raise SpecError(f"{where}: there is no metric {self.metric!r}; {nearest(self.metric, metrics)}")

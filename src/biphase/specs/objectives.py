@@ -39,6 +39,8 @@ class CLM:
     """Causal language modeling: predict the next token from the tokens before it."""
 
     name: ClassVar[str] = "clm"
+    label: ClassVar[str] = "clm"
+    column: ClassVar[str] = "clm"
     causal: ClassVar[bool] = True
     shifted: ClassVar[bool] = True
     rule: ClassVar[str] = ""
@@ -46,14 +48,6 @@ class CLM:
     restarts: ClassVar[bool] = False
     highest_ratio: ClassVar[float] = 1.0
     constant_ratio: ClassVar[None] = None
-
-    @property
-    def label(self) -> str:
-        return self.name
-
-    @property
-    def column(self) -> str:
-        return self.name
 
     def ratio_at(self, step: int) -> None:
         """Return the masking ratio: none."""

@@ -11,20 +11,21 @@ from biphase.records import record
 LONGEST_NAME = 200  # bytes; file systems allow 255, and names get suffixes
 
 
-def check_positive(made: Any, *names: str) -> None:
-    """Raise SpecError unless these fields of a record are at least 1."""
-    for name in names:
-        if getattr(made, name) < 1:
-            raise SpecError(f"{type(made).__name__}.{name} must be at least 1, it is {getattr(made, name)}")
+def check_at_least(made: Any, **least: int) -> None:
+    """Raise SpecError unless the named fields of a record are at least these values."""
+    for name, value in least.items():
+        if getattr(made, name) < value:
+            raise SpecError(
+                f"{type(made).__name__}.{name} must be at least {value}, not {getattr(made, name)}"
+            )
 
 
 def check_name(where: str, name: str) -> None:
     """Raise SpecError unless `name` can be the name of a folder."""
-    if not name or PurePath(name).name != name or name in (".", ".."):
-        raise SpecError(f"{where}: a name is one word without slashes, not {name!r}")
-    if not name.isprintable() or len(name.encode()) > LONGEST_NAME:
+    word = name and PurePath(name).name == name and name != ".."
+    if not word or not name.isprintable() or len(name.encode()) > LONGEST_NAME:
         raise SpecError(
-            f"{where}: a name has at most {LONGEST_NAME} bytes, all of which can be printed, not {name[:40]!r}"
+            f"{where}: a name is one word without slashes, of at most {LONGEST_NAME} printable bytes, not {name[:40]!r}"
         )
 
 
@@ -51,7 +52,7 @@ class Size:
     tied: bool = False  # share the embedding with the head
 
     def check(self) -> None:
-        check_positive(self, "layers", "hidden", "heads", "kv_heads", "ffn")
+        check_at_least(self, layers=1, hidden=1, heads=1, kv_heads=1, ffn=1)
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise SpecError(
                 f"Size.hidden ({self.hidden}) must be heads ({self.heads}) times an even head width; "
@@ -73,8 +74,7 @@ class Size:
 class Hub:
     """An existing model to start from: a hub id with its pinned revision, or a local folder.
 
-    Without a revision, the hub's current commit is recorded in the store when the study first runs, and used from then
-    on. `gguf` names a file of the folder or repository. `windows` says what sliding-window layers do under
+    Without a revision, the hub's commit at the first run is recorded in the store and used from then on. `gguf` names a file of the folder or repository. `windows` says what sliding-window layers do under
     bidirectional attention: "symmetric" extends the window to both sides, "full" removes it.
     """
 
@@ -114,8 +114,7 @@ class BPE:
     vocab: int
 
     def check(self) -> None:
-        if self.vocab < 300:
-            raise SpecError(f"BPE.vocab is {self.vocab}; 256 bytes and the special tokens need at least 300")
+        check_at_least(self, vocab=300)  # 256 bytes and the special tokens
 
 
 @record
@@ -160,8 +159,7 @@ class Corpus:
             raise SpecError(
                 f"Corpus {self.name!r} needs a source: a file, a folder or hf://owner/name@revision/glob"
             )
-        if self.tokens < 0:
-            raise SpecError(f"Corpus.tokens must not be negative, it is {self.tokens}")
+        check_at_least(self, tokens=0)
         if self.hub and ("@" not in self.source or self.source.count("/") < 4):
             raise SpecError(
                 f"Corpus {self.name!r}: {self.source!r} does not pin its content; "
@@ -201,12 +199,8 @@ class Chunks:
     def attended_length(self) -> float:
         """The length of the segment that a token attends within, as the mean over tokens and cuts."""
         low, high = self.shortest, self.length - self.shortest
-        squares = _sum_of_squares(high) - _sum_of_squares(low - 1)  # r and length − r are equally likely
+        squares = sum(cut * cut for cut in range(low, high + 1))  # r and length − r are equally likely
         return 2 * squares / (high - low + 1) / self.length
-
-
-def _sum_of_squares(n: int) -> int:
-    return n * (n + 1) * (2 * n + 1) // 6
 
 
 @record
@@ -220,8 +214,7 @@ class Rows:
     document_mask: bool = False
 
     def check(self) -> None:
-        if self.length < 2:
-            raise SpecError(f"Rows.length must be at least 2, it is {self.length}")
+        check_at_least(self, length=2)
 
     @property
     def share_with_neighbour(self) -> float:

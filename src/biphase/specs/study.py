@@ -28,6 +28,14 @@ class Fewer:
     seeds: tuple[int, ...]
 
 
+def _check_distinct(grid: Fewer | Finetune, where: str) -> None:
+    for name in ("tasks", "lrs", "seeds"):
+        values = getattr(grid, name)
+        if not values or len(set(values)) != len(values):
+            shown = "" if name == "tasks" else f", not {values}"
+            raise SpecError(f"{where}.{name} must be distinct and not empty{shown}")
+
+
 @record
 class Finetune:
     """The fine-tuning grid: every result of the study × tasks × learning rates × seeds.
@@ -44,10 +52,9 @@ class Finetune:
     lrs: tuple[float, ...] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
     seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
     protocol: Literal["paper", "standard"] = "paper"
-    precision: Literal["pure-bf16", "bf16", "fp32"] = (
-        INHERIT  # paper: pure-bf16, standard: bf16 over fp32 weights
-    )
-    documents: Literal["judged", "all"] = INHERIT  # paper: judged, standard: all
+    # INHERIT, under the paper's protocol: pure-bf16 and judged; under the standard one: bf16 over fp32 weights and all.
+    precision: Literal["pure-bf16", "bf16", "fp32"] = INHERIT
+    documents: Literal["judged", "all"] = INHERIT
     length: int = 0  # the longest input in tokens; 0: 99% of the model's context
     warmup: float = 0.1  # share of the steps; then linear decay to 0
     optimizer: AdamW = AdamW()  # no weight decay on biases and LayerNorms, as in transformers' Trainer
@@ -55,8 +62,6 @@ class Finetune:
     causal: bool = False  # keep causal attention: a baseline for adapting a decoder to an encoder
 
     def settle(self) -> None:
-        if isinstance(self.tasks, Task):
-            object.__setattr__(self, "tasks", (self.tasks,))
         paper = self.protocol == "paper"
         if self.precision is INHERIT:
             object.__setattr__(self, "precision", "pure-bf16" if paper else "bf16")
@@ -64,61 +69,46 @@ class Finetune:
             object.__setattr__(self, "documents", "judged" if paper else "all")
 
     def check(self) -> None:
-        for name in ("tasks", "lrs", "seeds"):
-            values = getattr(self, name)
-            if not values or len(set(values)) != len(values):
-                raise SpecError(f"Finetune.{name} must be distinct and not empty")
+        _check_distinct(self, "Finetune")
         if not all(0 < lr < 1 for lr in self.lrs):
             raise SpecError(f"Finetune.lrs must lie between 0 and 1, not {self.lrs}")
         if not all(0 <= seed < 2**31 for seed in self.seeds):
             raise SpecError(f"Finetune.seeds must lie in [0, 2³¹), not {self.seeds}")
         if self.length < 0 or not 0 <= self.warmup < 1:
             raise SpecError("Finetune.length must not be negative, and warmup a share below 1")
-        self._check_tasks()
-        self._check_fewer()
-
-    def _check_fewer(self) -> None:
-        if self.on_the_way is None:
-            return
-        known = {"tasks": tuple(task.name for task in self.tasks), "lrs": self.lrs, "seeds": self.seeds}
-        for name, values in known.items():
-            fewer = getattr(self.on_the_way, name)
-            if not fewer or len(set(fewer)) != len(fewer):
-                raise SpecError(f"Finetune.on_the_way: {name} must be distinct and not empty")
-            for one in fewer:
-                if one not in values:
-                    raise SpecError(
-                        f"Finetune.on_the_way: {one!r} is not among the grid's {name}; known: "
-                        f"{', '.join(map(str, values))}"
-                    )
-        for task in (one for one in self.tasks if one.name in self.on_the_way.tasks):
-            if self.lender(task).name not in self.on_the_way.tasks:
-                raise SpecError(
-                    f"Finetune.on_the_way: {task.name!r} is scored with the model of {task.trained_on!r}; name that too"
-                )
-
-    def _check_tasks(self) -> None:
-        known = {task.name: task for task in self.tasks}
-        if len(known) != len(self.tasks):
+        if len({task.name for task in self.tasks}) != len(self.tasks):
             raise SpecError("Finetune.tasks has two tasks of one name; rename one")
         for task in self.tasks:
-            if not task.trained_on:
-                continue
-            if task.trained_on not in known:
+            if task.trained_on:
+                self._check_lender(task)
+        if self.on_the_way:
+            self._check_fewer(self.on_the_way)
+
+    def _check_lender(self, task: Task) -> None:
+        known = {task.name: task for task in self.tasks}
+        where = f"task {task.name!r} cannot be scored with the model of {task.trained_on!r}"
+        lender = known.get(task.trained_on)
+        if lender is None:
+            raise SpecError(f"{where}, which is not among Finetune.tasks; {nearest(task.trained_on, known)}")
+        if lender.trained_on or lender.family != task.family:
+            raise SpecError(f"{where}: that one must be trained itself and be of the family {task.family}")
+        if getattr(lender.form, "labels", ()) != getattr(task.form, "labels", ()):
+            raise SpecError(f"{where}, which has other labels; give both the same labels, in the same order")
+
+    def _check_fewer(self, fewer: Fewer) -> None:
+        _check_distinct(fewer, "Finetune.on_the_way")
+        known = {"tasks": [task.name for task in self.tasks], "lrs": self.lrs, "seeds": self.seeds}
+        for name, values in known.items():
+            for value in getattr(fewer, name):
+                if value not in values:
+                    raise SpecError(
+                        f"Finetune.on_the_way: {value!r} is not among the grid's {name}; known: "
+                        f"{', '.join(map(str, values))}"
+                    )
+        for task in self.tasks:
+            if task.name in fewer.tasks and self.lender(task).name not in fewer.tasks:
                 raise SpecError(
-                    f"task {task.name!r} is scored with the model of {task.trained_on!r}, which is not among "
-                    f"Finetune.tasks; {nearest(task.trained_on, known)}"
-                )
-            lender = known[task.trained_on]
-            if lender.trained_on or lender.family != task.family:
-                raise SpecError(
-                    f"task {task.name!r} cannot be scored with the model of {lender.name!r}: that one must be "
-                    f"trained itself and be of the family {task.family}"
-                )
-            if getattr(lender.form, "labels", ()) != getattr(task.form, "labels", ()):
-                raise SpecError(
-                    f"task {task.name!r} has other labels than {lender.name!r}, whose model says those of its own; "
-                    "give both the same labels, in the same order"
+                    f"Finetune.on_the_way: {task.name!r} is scored with the model of {task.trained_on!r}; name that too"
                 )
 
     def lender(self, task: Task) -> Task:
@@ -160,21 +150,17 @@ class Study:
     runs: tuple[Pretrain, ...]
     finetune: Finetune | None = None
     claims: tuple[Claim, ...] = ()  # your own
-    papers: tuple[str, ...] = added(
-        ()
-    )  # names of papers whose claims are tested too, where the runs allow it
-
-    def settle(self) -> None:
-        if isinstance(self.claims, Claim):
-            object.__setattr__(self, "claims", (self.claims,))
-        if isinstance(self.papers, str):
-            object.__setattr__(self, "papers", (self.papers,))
+    papers: tuple[str, ...] = added(())  # papers whose claims are tested too, where the runs allow it
+    # Percentage points that are worth finding where no paper gives an effect; decides what counts as underpowered
+    effect: float = added(1.0)
 
     def check(self) -> None:
         check_name("Study", self.name)
         for paper in self.papers:
             if paper not in PAPERS:
                 raise SpecError(f"Study {self.name!r}: there is no paper {paper!r}; {nearest(paper, PAPERS)}")
+        if not 0 < self.effect < 100:
+            raise SpecError(f"Study {self.name!r}: effect is a size in percent points, not {self.effect:g}")
         if not self.runs:
             raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
         names = [name for run in self.runs for name in run.results]

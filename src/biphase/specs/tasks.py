@@ -6,9 +6,6 @@
     QA  question answering        Answer     a question, a context, and the answers in it
     IR  retrieval                 Retrieve   queries, documents, and relevance judgments
 
-`FAMILIES` has one record per family with all that the rest of biphase knows of it, apart from reading its rows
-(`tasks.load`), its head, loss and scores (`finetune.families`) and its class in transformers (`export.tuned`).
-
 A column can be given as alternatives, `"tokens|words"`: the first one that the files have is read. In a template,
 `{title:. }` inserts the title followed by ". ", or nothing if a row has no title.
 """
@@ -17,9 +14,10 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
 from biphase.records import added, record
@@ -56,11 +54,30 @@ class Splits:
 
 
 class Form:
-    """What the rows of a task are. Subclasses are records that name columns and templates."""
+    """A family of tasks: what its rows are, its metrics, and how it is treated.
+
+    Subclasses are records that name columns and templates. Apart from them, a family has a trainer
+    (`finetune.families`) and a class in transformers (`export.tuned`).
+    """
+
+    name: ClassVar[str]
+    metrics: ClassVar[tuple[str, ...]]  # of a trial; `tasks.metrics` computes them
+    selects: ClassVar[Mapping[str, str]]  # protocol → the metric that selects the learning rate
+    # Standard deviation of one score over fine-tuning seeds in points, assumed until one is measured: of a model, and
+    # of a model below 100M parameters (measured with a 30M model on one task of each family, docs/results/replica).
+    # SC: Figure 1 of arXiv:2507.00994 has half widths of 0.11 to 0.18 over five seeds for means of three tasks, so 0.12
+    # for such a mean and √3 times as much for one task. It does not give the others: TC is assumed equal to SC, QA and
+    # IR noisier (ReCoRD; 43 queries of MS MARCO).
+    assumed_sd: ClassVar[tuple[float, float]]
+    options: ClassVar[tuple[str, ...]] = ()  # of the command line, that describe own data of this family
+    ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of metrics that are not from 0 to 1
+    zero_shot: ClassVar[bool] = False  # can be scored without fine-tuning
+    windows: ClassVar[tuple[str, ...]] = ()  # protocols that read a long text in several windows
+    optional: ClassVar[tuple[str, ...]] = ()  # columns that are read if the files have them
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are read, for descriptions."""
+        """The columns that are read; the last one holds the label, tags or answers."""
         raise NotImplementedError
 
     @property
@@ -69,14 +86,27 @@ class Form:
         return {}
 
     @property
-    def target(self) -> str:
-        """The column with the label, tags or answers; empty if there is none."""
-        return ""
-
-    @property
     def files(self) -> dict[str, str]:
         """The files besides the splits, by purpose: a name or pattern each, or empty."""
         return {}
+
+    def example(self, values: Sequence[Any], place: str) -> Any:
+        """Return the example of a row with these values of `columns` and `optional`; raise ValueError if it is wrong.
+
+        An example has the attribute `text`, the model's input, and a method `describe` that returns it in one line.
+        """
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True)
+class LabelledText:
+    """A text and the number of its label."""
+
+    text: str
+    label: int
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {labels[self.label]}"
 
 
 @record
@@ -88,11 +118,18 @@ class Classify(Form):
     label: str = "label"
     numbered: bool = added(False)  # files contain numbers only, even if labels are named "1" to "5"
 
+    name = "sequence classification"
+    metrics = ("accuracy", "macro_f1", "mcc")
+    selects: ClassVar = {"paper": "accuracy", "standard": "accuracy"}
+    assumed_sd = (0.2, 0.7)
+    options = ("--text", "--label", "--labels")
+    ranges: ClassVar = {"mcc": (-1.0, 1.0)}
+
     def check(self) -> None:
         columns_of("Classify.text", self.text)
         _distinct("Classify.labels", self.labels)
 
-    @property
+    @cached_property
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("Classify.text", self.text), self.label)
 
@@ -100,9 +137,30 @@ class Classify(Form):
     def templates(self) -> dict[str, str]:
         return {"text": self.text}
 
+    @cached_property
+    def number(self) -> Numbering:
+        return Numbering(self.labels, numbered=self.numbered)
+
+    def example(self, values: Sequence[Any], place: str) -> LabelledText:
+        *texts, label = values
+        number = self.number.of(label)
+        return LabelledText(filled_row(self.text, dict(zip(self.columns, texts, strict=False))), number)
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSentence:
+    """The words of a sentence and the number of each word's tag."""
+
+    words: tuple[str, ...]
+    tags: tuple[int, ...]
+
     @property
-    def target(self) -> str:
-        return self.label
+    def text(self) -> str:
+        return " ".join(self.words)
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        tagged = zip(self.words, self.tags, strict=True)
+        return quote(" ".join(f"{word}/{labels[tag]}" for word, tag in tagged))
 
 
 @record
@@ -112,6 +170,12 @@ class Tag(Form):
     labels: tuple[str, ...]
     words: str = "tokens"
     tags: str = "tags|ner_tags"
+
+    name = "token classification"
+    metrics = ("entity_f1", "sentence_f1")
+    selects: ClassVar = {"paper": "sentence_f1", "standard": "entity_f1"}
+    assumed_sd = (0.2, 0.45)
+    options = ("--label", "--labels")
 
     def check(self) -> None:
         _distinct("Tag.labels", self.labels)
@@ -125,9 +189,48 @@ class Tag(Form):
     def columns(self) -> tuple[str, ...]:
         return self.words, self.tags
 
+    @cached_property
+    def number(self) -> Numbering:
+        return Numbering(self.labels)
+
+    def example(self, values: Sequence[Any], place: str) -> TaggedSentence:
+        words, tags = values
+        if not isinstance(words, list) or not isinstance(tags, list):
+            raise ValueError(
+                "does not hold a list of words and one of tags; write them as lists, in jsonl or parquet"
+            )
+        if len(words) != len(tags):
+            raise ValueError(f"has {len(words)} words and {len(tags)} tags; give each word its tag")
+        if not words:
+            raise ValueError("has no words; remove the row")
+        if not all(isinstance(word, str) and word for word in words):
+            raise ValueError("has a word that is empty or no text; correct or remove the row")
+        return TaggedSentence(tuple(words), tuple(self.number.of(tag) for tag in tags))
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerSpan:
+    """A span of a context: `context[start : start + len(text)] == text`."""
+
+    text: str
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The text before the context, the context, and the answers (empty: unanswerable)."""
+
+    name: str  # the id of the row, or its place
+    before: str
+    context: str
+    answers: tuple[AnswerSpan, ...]
+
     @property
-    def target(self) -> str:
-        return self.tags
+    def text(self) -> str:
+        return self.before + self.context
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {quote(self.answers[0].text) if self.answers else 'no answer'}"
 
 
 @record
@@ -144,6 +247,14 @@ class Answer(Form):
     text: str = "Question: {question}\nContext: "
     unanswerable: bool = False  # some questions have no answer
 
+    name = "question answering"
+    metrics = ("f1", "exact_match", "token_f1")
+    selects: ClassVar = {"paper": "token_f1", "standard": "f1"}
+    assumed_sd = (0.85, 3.0)
+    options = ("--label",)
+    windows = ("standard",)
+    optional = ("id|_id|qid|query_id",)
+
     def check(self) -> None:
         if columns_of("Answer.text", self.text) != ("question",) or "{question}" not in self.text:
             raise SpecError(f"Answer.text must name {{question}} and nothing else, not {self.text!r}")
@@ -156,14 +267,59 @@ class Answer(Form):
     def templates(self) -> dict[str, str]:
         return {"text": f"{self.text}{{{self.context}}}"}
 
-    @property
-    def target(self) -> str:
-        return self.answers
+    def example(self, values: Sequence[Any], place: str) -> Question:
+        question, context, answers, name = values
+        if not isinstance(question, str) or not isinstance(context, str) or not context.strip():
+            raise ValueError("has no question or no context; correct or remove the row")
+        spans = _spans(answers, context)
+        if not spans and not self.unanswerable:
+            raise ValueError(
+                "has no answer; remove the row, or type Answer(unanswerable=True) if that is right"
+            )
+        before = self.text.format(question=question)
+        return Question(place if name is None else str(name), before, context, spans)
+
+
+def _spans(answers: Any, context: str) -> tuple[AnswerSpan, ...]:
+    """Return the answers of one row, in any supported format."""
+    if isinstance(answers, dict) and {"text", "answer_start"} <= set(answers):
+        texts, starts = _listed(answers["text"]), _listed(answers["answer_start"])
+    else:
+        each = [answer for answer in _listed(answers) if answer not in ("", None)]
+        texts = [answer.get("text") if isinstance(answer, dict) else answer for answer in each]
+        starts = [answer.get("answer_start") if isinstance(answer, dict) else None for answer in each]
+    if len(texts) != len(starts):
+        raise ValueError(f"has {len(texts)} answers and {len(starts)} starts; give each its own")
+    return tuple(_span(text, start, context) for text, start in zip(texts, starts, strict=True))
+
+
+def _listed(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return value if isinstance(value, list) else [value]
+
+
+def _span(text: Any, start: Any, context: str) -> AnswerSpan:
+    if not isinstance(text, str) or not text:
+        raise ValueError("has an answer without text; correct the row")
+    shown = repr(text if len(text) <= 40 else f"{text[:39]}…")
+    if start is None:
+        start = context.find(text)
+        if start < 0:
+            raise ValueError(f"has the answer {shown}, which is not in its context; correct the row")
+    if not isinstance(start, int) or isinstance(start, bool) or start < 0:
+        raise ValueError(f"has an answer that starts at {start!r}; give the number of its first character")
+    there = context[start : start + len(text)]
+    if there != text:
+        raise ValueError(
+            f"has the answer {shown} at {start}, where the context says {there[:40]!r}; correct answer_start"
+        )
+    return AnswerSpan(text, start)
 
 
 @record
 class Retrieve(Form):
-    """Queries and documents in BEIR's layout, and pairs of both to train on.
+    """Queries and documents in BEIR's layout, and pairs of both to train on; `tasks.load` reads its files together.
 
     Without `pairs` files, the training pairs are the judgments of the train split. Templates name columns of the files.
     """
@@ -173,11 +329,16 @@ class Retrieve(Form):
     queries: str = "queries*"
     corpus: str = "corpus*"
     pairs: str = ""
-    pair: tuple[str, str] = (
-        "query",
-        "positive|document",
-    )  # columns of the pairs; templates get them as {text}
+    # Columns of the pairs; templates get them as {text}.
+    pair: tuple[str, str] = ("query", "positive|document")
     relevant: int = 1  # the lowest grade that counts as relevant for metrics with binary relevance
+
+    name = "retrieval"
+    metrics = ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10")
+    selects: ClassVar = {"paper": "paper_ndcg@10", "standard": "ndcg@10"}
+    assumed_sd = (0.5, 1.4)
+    options = ("--query",)
+    zero_shot = True
 
     def check(self) -> None:
         columns_of("Retrieve.query", self.query)
@@ -198,67 +359,9 @@ class Retrieve(Form):
         return {"queries": self.queries, "corpus": self.corpus, "pairs": self.pairs}
 
 
-@dataclass(frozen=True)
-class TaskFamily:
-    """A family of tasks: its form, its metrics, and how it is treated."""
-
-    name: str
-    form: type[Form]
-    metrics: tuple[str, ...]  # of a trial; `tasks.metrics` computes them
-    selects: dict[str, str]  # protocol → the metric that selects the learning rate
-    options: tuple[str, ...]  # options of the command line that describe own data of this family
-    # Standard deviation of one score over fine-tuning seeds in points, assumed until one is measured: of a model, and
-    # of a model below 100M parameters (measured with a 30M model on one task of each family, docs/results/replica).
-    assumed_sd: tuple[float, float]
-    ranges: dict[str, tuple[float, float]] = field(
-        default_factory=dict
-    )  # of metrics that are not from 0 to 1
-    zero_shot: bool = False  # can be scored without fine-tuning
-    windows: tuple[str, ...] = ()  # protocols that read a long text in several windows
-
-
-# Assumed standard deviations. SC: Figure 1 of arXiv:2507.00994 has half widths of 0.11 to 0.18 over five seeds for means of
-# three tasks, so 0.12 for such a mean and √3 times as much for one task. It does not give the others: TC is
-# assumed equal to SC, QA and IR noisier (ReCoRD; 43 queries of MS MARCO).
-FAMILIES: dict[Family, TaskFamily] = {
-    "SC": TaskFamily(
-        name="sequence classification",
-        form=Classify,
-        metrics=("accuracy", "macro_f1", "mcc"),
-        selects={"paper": "accuracy", "standard": "accuracy"},
-        ranges={"mcc": (-1.0, 1.0)},
-        options=("--text", "--label", "--labels"),
-        assumed_sd=(0.2, 0.7),
-    ),
-    "TC": TaskFamily(
-        name="token classification",
-        form=Tag,
-        metrics=("entity_f1", "sentence_f1"),
-        selects={"paper": "sentence_f1", "standard": "entity_f1"},
-        options=("--label", "--labels"),
-        assumed_sd=(0.2, 0.45),
-    ),
-    "QA": TaskFamily(
-        name="question answering",
-        form=Answer,
-        metrics=("f1", "exact_match", "token_f1"),
-        selects={"paper": "token_f1", "standard": "f1"},
-        options=("--label",),
-        assumed_sd=(0.85, 3.0),
-        windows=("standard",),
-    ),
-    "IR": TaskFamily(
-        name="retrieval",
-        form=Retrieve,
-        metrics=("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10"),
-        selects={"paper": "paper_ndcg@10", "standard": "ndcg@10"},
-        options=("--query",),
-        assumed_sd=(0.5, 1.4),
-        zero_shot=True,
-    ),
-}
-FAMILY_OF: dict[type[Form], Family] = {family.form: short for short, family in FAMILIES.items()}
-RANGES = {metric: ends for family in FAMILIES.values() for metric, ends in family.ranges.items()}
+FAMILIES: dict[Family, type[Form]] = {"SC": Classify, "TC": Tag, "QA": Answer, "IR": Retrieve}
+FAMILY_OF: dict[type[Form], Family] = {form: short for short, form in FAMILIES.items()}
+RANGES = {metric: ends for form in FAMILIES.values() for metric, ends in form.ranges.items()}
 
 
 def family_name(family: Family) -> str:
@@ -354,7 +457,7 @@ class Task:
 def columns_of(where: str, template: str) -> tuple[str, ...]:
     """Return the columns that a template names; raise SpecError if it is not a valid template."""
     try:
-        parts = list(string.Formatter().parse(template))
+        parts = _parsed(template)
     except ValueError as wrong:
         raise SpecError(f"{where}: {template!r} is no template ({wrong}); write {{column}}") from None
     names = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
@@ -368,20 +471,102 @@ def columns_of(where: str, template: str) -> tuple[str, ...]:
     return names
 
 
+@lru_cache
+def _parsed(template: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
+    return tuple(string.Formatter().parse(template))
+
+
 def filled(template: str, values: Mapping[str, Any]) -> str:
     """Fill in a template's columns; `{title:. }` inserts the title and ". ", or nothing if it is empty."""
     texts = []
-    for literal, name, after, _ in string.Formatter().parse(template):
+    for literal, name, after, _ in _parsed(template):
         value = "" if name is None or values[name] is None else str(values[name])
         texts += [literal, value, after or "" if value and not value.isspace() else ""]
     return "".join(texts)
 
 
-def optional_columns(template: str) -> set[str]:
-    """Return the columns that a row may leave empty: those written with a suffix, as `{title:. }`."""
-    return {name for _, name, after, _ in string.Formatter().parse(template) if name and after}
+def filled_row(template: str, values: Mapping[str, Any]) -> str:
+    """Fill in a template from a row; raise ValueError if a column, or all of them, have no text.
+
+    A row may leave the columns empty that are written with a suffix, as `{title:. }`.
+    """
+    for _, name, after, _ in _parsed(template):
+        value = values[name] if name else ""
+        if not isinstance(value, (str, int, float)) and (value is not None or not after):
+            raise ValueError(f"has no text in {name!r}; correct the row")
+    text = filled(template, values)
+    if not text or text.isspace():
+        raise ValueError("has no text; correct or remove the row")
+    return text
 
 
 def _distinct(where: str, labels: tuple[str, ...]) -> None:
     if len(labels) < 2 or len(set(labels)) != len(labels):
         raise SpecError(f"{where} must be at least two, all different, not {labels}")
+
+
+# ---------------------------------------------------------------- labels
+
+_TRUTH = {"false": 0, "true": 1}
+
+
+class Numbering:
+    """Maps labels to their numbers.
+
+    A label may be written as its name, as its number (2, 2.0, "2"), or as true or false if there are two. Names take
+    precedence over numbers: where labels are called "1" to "5", a 1 is the label called "1", and 0 is no label. With
+    `numbered` the files hold numbers only.
+    """
+
+    def __init__(self, labels: Sequence[str], *, numbered: bool = False) -> None:
+        self.labels = tuple(labels)
+        self.names = {} if numbered else {name: number for number, name in enumerate(labels)}
+        self.by_number = numbered or not any(whole(name) is not None for name in labels)
+        self.cache: dict[tuple[type, Any], int | None] = {}
+
+    def __call__(self, value: Any) -> int | None:
+        """Return the number of a label, or None if it is not one."""
+        if isinstance(value, (list, dict)):
+            return None
+        key = (type(value), value)  # distinguishes True from 1
+        if key not in self.cache:
+            self.cache[key] = self._find(value)
+        return self.cache[key]
+
+    def _find(self, value: Any) -> int | None:
+        text = str(value)
+        if isinstance(value, float) and value.is_integer():
+            text = str(int(value))
+        if text in self.names:
+            return self.names[text]
+        truth = _TRUTH.get(text.lower())
+        if truth is not None:
+            return self.names.get(text.lower(), truth if len(self.labels) == 2 else None)
+        number = whole(text) if self.by_number else None
+        return number if number is not None and 0 <= number < len(self.labels) else None
+
+    def of(self, value: Any) -> int:
+        """Return the number of a label; raise ValueError if it is not one."""
+        number = self(value)
+        if number is not None:
+            return number
+        if whole(str(value)) == -1:
+            raise ValueError(
+                "has the label -1: these rows are unlabelled, as GLUE's test is; "
+                "score on a part that has labels, e.g. --test FILE, or Splits(test='validation*')"
+            )
+        shown = ", ".join(self.labels[:8]) + (", …" if len(self.labels) > 8 else "")
+        raise ValueError(
+            f"has the label {value!r}, which is none of {shown}; correct the row, or the task's labels"
+        )
+
+    def by_place(self, value: Any) -> bool:
+        """Whether a value is a label by its number and not by its name."""
+        return str(value) not in self.names and self(value) is not None
+
+
+def whole(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None

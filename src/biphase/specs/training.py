@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import record
 from biphase.specs.objectives import Objective
-from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_name, check_positive
+from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_at_least, check_name
 
 INHERIT: Any = None  # not given: taken from the run this one starts from, or else the default
 
@@ -26,7 +27,7 @@ class Stage:
     rope_base: float = 0.0
 
     def check(self) -> None:
-        check_positive(self, "steps")
+        check_at_least(self, steps=1)
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
 
@@ -90,11 +91,12 @@ class LoRA:
     targets: tuple[str, ...] = ()
 
     def settle(self) -> None:
-        if isinstance(self.targets, (tuple, list)):  # their order must not change the key
-            object.__setattr__(self, "targets", tuple(sorted(self.targets, key=str)))
+        object.__setattr__(
+            self, "targets", tuple(sorted(self.targets))
+        )  # their order must not change the key
 
     def check(self) -> None:
-        check_positive(self, "rank", "alpha")
+        check_at_least(self, rank=1, alpha=1)
 
 
 @dataclass(frozen=True)
@@ -140,8 +142,8 @@ class Pretrain:
     heldout_tokens: int = 1_000_000
 
     def settle(self) -> None:
-        parent = self.start if isinstance(self.start, Pretrain) else None
-        paper = {
+        defaults = {
+            "corpus": "" if isinstance(self.start, Hub) and not self.stages else INHERIT,
             "optimizer": AdamW(),
             "batch_tokens": PAPER_BATCH,
             "packing": Chunks(),
@@ -150,44 +152,33 @@ class Pretrain:
             "adapter": None,
             "freeze": "nothing",
         }
-        for name, value in paper.items():
+        for name, value in defaults.items():
             if getattr(self, name) is INHERIT:
-                object.__setattr__(self, name, getattr(parent, name) if parent else value)
+                object.__setattr__(self, name, getattr(self.parent, name) if self.parent else value)
         if self.corpus is INHERIT:
-            if isinstance(self.start, Hub) and not self.stages:  # an untrained model needs no corpus
-                object.__setattr__(self, "corpus", "")
-            elif parent is None:
-                raise SpecError(
-                    f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
-                )
-            else:
-                object.__setattr__(self, "corpus", parent.corpus)
-        if isinstance(self.stages, Stage):
-            object.__setattr__(self, "stages", (self.stages,))
-        self._settle_schedule(parent)
+            raise SpecError(
+                f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
+            )
+        object.__setattr__(self, "schedule", self._schedule_in_steps())
 
-    def _settle_schedule(self, parent: Pretrain | None) -> None:
-        """Convert warmup and decay to numbers of steps."""
-        schedule = self.schedule
+    def _schedule_in_steps(self) -> WSD:
+        """Return the schedule with warmup and decay as numbers of steps."""
+        schedule, parent = self.schedule, self.parent
         if schedule is INHERIT:
             schedule = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
-        if not isinstance(schedule, WSD):
-            return  # the annotation check rejects it afterwards
+        if not self.stages:
+            return WSD(schedule.peak, 0, 0)
         warmup = schedule.warmup
         if warmup == -1:
-            if isinstance(self.start, Hub) and self.stages:
+            if isinstance(self.start, Hub):
                 raise SpecError(
                     f"Pretrain {self.name!r} starts from a hub model with a new optimizer state: "
                     "state its warmup, e.g. schedule=WSD(peak=1e-4, warmup=0.05)"
                 )
-            warmup = PAPER_WARMUP if isinstance(self.start, Size) else 0
-        if not self.stages:
-            warmup, schedule = 0, WSD(schedule.peak, 0, 0)
-        counts = [
-            round(value * self.steps) if isinstance(value, float) else value
-            for value in (warmup, schedule.decay)
-        ]
-        object.__setattr__(self, "schedule", WSD(schedule.peak, *counts))
+            warmup = 0 if parent else PAPER_WARMUP
+        shares_or_steps = (warmup, schedule.decay)
+        steps = (round(n * self.steps) if isinstance(n, float) else n for n in shares_or_steps)
+        return WSD(schedule.peak, *steps)
 
     def check(self) -> None:
         where = f"Pretrain {self.name!r}"
@@ -203,21 +194,13 @@ class Pretrain:
                 f"{where}: batch_tokens ({self.batch_tokens:,}) must be whole rows of {self.packing.length:,} tokens; "
                 f"try batch_tokens={rows * self.packing.length}"
             )
-        if len(set(self.keep)) < len(self.keep):
-            raise SpecError(f"{where}: keep={self.keep} names one step twice")
-        for step in self.keep:
-            if not 0 < step < self.steps:
-                raise SpecError(
-                    f"{where}: keep={step} is not a step between its start and its end ({self.steps:,})"
-                )
+        if len(set(self.keep)) < len(self.keep) or not all(0 < step < self.steps for step in self.keep):
+            raise SpecError(
+                f"{where}: keep={self.keep} must be different steps between its start and its end ({self.steps:,})"
+            )
         if self.seed < 0 or self.seed >= 2**31:
             raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
-        if self.heldout_every < 1:
-            raise SpecError(f"{where}: heldout_every must be at least 1")
-        if self.heldout_tokens < self.packing.length:
-            raise SpecError(
-                f"{where}: heldout_tokens ({self.heldout_tokens:,}) must be at least one row of {self.packing.length:,}"
-            )
+        check_at_least(self, heldout_every=1, heldout_tokens=self.packing.length)
         if self.adapter and isinstance(self.start, Size):
             raise SpecError(
                 f"{where}: LoRA adapts a model that can do something; a new one has to learn: leave it out"
@@ -280,18 +263,20 @@ class Pretrain:
         Neighbouring stages with the same objective and rope base merge, unless the masking ratio follows a schedule:
         that is counted from the start of its stage, so the boundary matters.
         """
-        merged: list[Phase] = []
+        phases: list[Phase] = []
         step, base = 0, self.initial_rope_base
         for stage in self.stages:
-            until, base = step + stage.steps, stage.rope_base or base
-            last = merged[-1] if merged else None
-            alike = last is not None and (last.objective, last.rope_base) == (stage.objective, base)
-            if last and alike and not stage.objective.restarts:
-                merged[-1] = Phase(last.objective, last.first, until, base)
-            else:
-                merged.append(Phase(stage.objective, step, until, base))
-            step = until
-        return tuple(merged)
+            first, base = step, stage.rope_base or base
+            last = phases[-1] if phases else None
+            if (
+                last
+                and (last.objective, last.rope_base) == (stage.objective, base)
+                and not last.objective.restarts
+            ):
+                first = phases.pop().first
+            step += stage.steps
+            phases.append(Phase(stage.objective, first, step, base))
+        return tuple(phases)
 
     def phase_at(self, step: int) -> Phase:
         """Return the phase that step `step` (counted from 0) belongs to."""
@@ -343,7 +328,5 @@ class Pretrain:
     @property
     def changes_heldout(self) -> bool:
         """Whether its held-out losses are on other text or packing than those of the run it continues."""
-        fields = ("corpus", "packing", "heldout_tokens")
-        return self.parent is not None and any(
-            getattr(self, name) != getattr(self.parent, name) for name in fields
-        )
+        fields = attrgetter("corpus", "packing", "heldout_tokens")
+        return self.parent is not None and fields(self) != fields(self.parent)

@@ -36,24 +36,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import IO, Any
 
+from biphase import metadata
 from biphase.data.corpus import cards, corpus_fingerprint, link_path, read_link
 from biphase.errors import SpecError, StoreError, one_line
 from biphase.keys import Identities
-from biphase.metadata import (
-    CARD,
-    CHECKPOINT,
-    LINES,
-    PREDICTIONS,
-    TRIAL,
-    VALUES,
-    WRONG,
-    check_arrays,
-    check_card,
-    check_checkpoint,
-    check_line,
-    check_trial,
-    check_values,
-)
+from biphase.metadata import CARD, CHECKPOINT, LINES, PREDICTIONS, TRIAL, VALUES, WRONG
 from biphase.presets import corpus_of
 from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Pretrain, Study
@@ -140,7 +127,7 @@ def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
     """Write an archive atomically and return its size in bytes; an older archive at `path` is replaced."""
     if not path.parent.is_dir():
         raise SpecError(f"{path.parent} is no folder; make it, or name another file")
-    if path.exists() and (not path.is_file() or _beginning(path) != MAGIC):
+    if path.exists() and not (path.is_file() and _begins_as_archive(path)):
         raise SpecError(f"{path} is there already and is no archive; name another file")
     listing = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
     first = ArchiveEntry.of(LEDGER, as_json({"ledger": FORMAT, "study": study, "files": listing}))
@@ -151,8 +138,10 @@ def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
     draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}.part")
     try:
         with draft.open("wb") as file:
-            frames = _Frames(file)
-            with tarfile.open(fileobj=frames, mode="w|", format=tarfile.USTAR_FORMAT) as tar:  # ty: ignore
+            with (
+                io.BufferedWriter(_Compressor(file), FRAME) as frames,
+                tarfile.open(fileobj=frames, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
+            ):
                 for entry in (first, *entries):
                     content = entry.read() if entry.read else b""
                     if ArchiveEntry.of(entry.name, content) != entry:
@@ -160,7 +149,6 @@ def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
                     info = tarfile.TarInfo(entry.name)
                     info.size = entry.bytes
                     tar.addfile(info, io.BytesIO(content))
-            frames.end()
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -171,32 +159,26 @@ def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
     return path.stat().st_size
 
 
-def _beginning(path: Path) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(len(MAGIC))
-    except OSError as wrong:
-        raise SpecError(f"{path} cannot be read ({wrong.strerror}); name another file") from None
+def _begins_as_archive(path: Path) -> bool:
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        return file.read(len(MAGIC)) == MAGIC
+    return False
 
 
-class _Frames:
-    """A file object that writes a zstandard stream in frames of at least `FRAME` bytes."""
+class _Compressor(io.RawIOBase):
+    """Writes each piece that it gets as one zstandard frame; the pieces are those of the buffer above it."""
 
     def __init__(self, file: IO[bytes]) -> None:
         from pyarrow import Codec
 
-        self.codec = Codec("zstd", compression_level=LEVEL)
-        self.file, self.waiting = file, bytearray()
+        self.file, self.codec = file, Codec("zstd", compression_level=LEVEL)
 
-    def write(self, content: bytes) -> None:
-        self.waiting += content
-        if len(self.waiting) >= FRAME:
-            self.end()
+    def writable(self) -> bool:
+        return True
 
-    def end(self) -> None:
-        if self.waiting:
-            self.file.write(self.codec.compress(bytes(self.waiting), asbytes=True))
-            self.waiting.clear()
+    def write(self, content: Any) -> int:
+        self.file.write(self.codec.compress(bytes(content), asbytes=True))
+        return len(content)
 
 
 # ---------------------------------------------------------------- read
@@ -261,12 +243,14 @@ class Archive:
         """
         reader = _Reader(self.path)
         reader.member(LEDGER, None)
-        for folder, entries in groupby(self.entries, lambda entry: entry.folder):
-            files = ((entry.name, reader.verified(entry)) for entry in entries)
-            if folder:
-                yield folder, {name.rpartition("/")[2]: content for name, content in files}
-            else:
-                yield from (("", {name: content}) for name, content in files)
+        for _, group in groupby(self.entries, lambda entry: entry.folder or entry.name):
+            folder, files = "", {}
+            for entry in group:
+                folder, content = entry.folder, reader.member(entry.name, entry.bytes)
+                if sha256(content).hexdigest() != entry.sha256:
+                    raise _refusal(self.path, f"{entry.name} is not what was packed")
+                files[entry.name.removeprefix(f"{folder}/")] = content
+            yield folder, files
         reader.end()
 
 
@@ -279,15 +263,9 @@ class _Reader:
         self.path = path
         if not path.is_file():
             raise SpecError(f"there is no file {path}; type one that biphase ledger pack has written")
-        if _beginning(path) != MAGIC:
+        if not _begins_as_archive(path):
             raise _refusal(path, "it does not begin as one")
         self.stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
-
-    def verified(self, entry: ArchiveEntry) -> bytes:
-        content = self.member(entry.name, entry.bytes)
-        if sha256(content).hexdigest() != entry.sha256:
-            raise _refusal(self.path, f"{entry.name} is not what was packed")
-        return content
 
     def member(self, name: str, size: int | None) -> bytes:
         """Return the content of the next member, which must be a regular file of this name and size."""
@@ -472,24 +450,24 @@ class Validator:
     def result(self, folder: str, files: dict[str, bytes]) -> None:
         kind, key = folder.split("/")[-2:]
         if kind == "trials":
-            about = check_trial(json.loads(files[TRIAL]), key)
+            about = metadata.check_trial(json.loads(files[TRIAL]), key)
             if VALUES in files:
-                check_values(VALUES, files[VALUES], about)
+                metadata.check_values(VALUES, files[VALUES], about)
             if PREDICTIONS in files:  # checked for its format only; no command reads it
-                check_arrays(PREDICTIONS, files[PREDICTIONS])
+                metadata.check_arrays(PREDICTIONS, files[PREDICTIONS])
             self.trials[key] = {name: about[name] for name in ("model", "lr", "seed", "metric")}
         elif kind == "checkpoints":
-            about = check_checkpoint(json.loads(files[CHECKPOINT]), key)
+            about = metadata.check_checkpoint(json.loads(files[CHECKPOINT]), key)
             _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
             last = about["origin_step"] + about["progress"]["step"]
             self.jobs[key] = last, len(files[LINES])
             for text in io.BytesIO(files[LINES]):
-                line = check_line(json.loads(text))
+                line = metadata.check_line(json.loads(text))
                 _need(line["step"] <= last, f"{LINES} goes on to step {line['step']}, beyond {last}")
                 self.heldout += "heldout" in line
             _need(self.heldout <= HELDOUT_LINES, f"{LINES} has more than {HELDOUT_LINES:,} held-out losses")
         else:
-            self.corpora[key] = decode(check_card(json.loads(files[CARD]), key)["corpus"])
+            self.corpora[key] = decode(metadata.check_card(json.loads(files[CARD]), key)["corpus"])
 
     def loose(self, name: str, content: bytes) -> None:
         about = json.loads(content)
@@ -581,16 +559,11 @@ def _need(condition: Any, why: str) -> None:
         raise StoreError(why)
 
 
-@dataclass(frozen=True)
-class Checked:
-    """An archive that passed `check`, with the plan computed from its study."""
+def check(path: Path) -> tuple[Archive, Plan]:
+    """Read and validate a whole archive without writing anything; return it with the plan computed from its study.
 
-    archive: Archive
-    plan: Plan
-
-
-def check(path: Path) -> Checked:
-    """Read and validate a whole archive without writing anything; raise a `StoreError` if it is not valid."""
+    Raises a `StoreError` if it is not valid.
+    """
     archive = Archive.open(path)
     validator = Validator(archive.study)
     for folder, files in archive.contents():
@@ -600,7 +573,7 @@ def check(path: Path) -> Checked:
             else:
                 validator.loose(*files.popitem())
     with _refusing(path, "what is in it"):
-        return Checked(archive, validator.finish())
+        return archive, validator.finish()
 
 
 @contextlib.contextmanager
@@ -634,12 +607,12 @@ class Merged:
     kept: list[str] = field(default_factory=list)  # what the store has with other content and keeps
 
 
-def merge(checked: Checked, store: Store) -> Merged:
+def merge(checked: tuple[Archive, Plan], store: Store) -> Merged:
     """Publish what the store does not have yet.
 
     The plan that is written is the one that `check` computed, not the archive's own file.
     """
-    archive, plan = checked.archive, checked.plan
+    archive, plan = checked
     merged = Merged(archive.study, store.studies / archive.study / PLAN)
     if not merged.plan.is_file():
         merged.plan.parent.mkdir(parents=True, exist_ok=True)

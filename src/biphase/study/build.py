@@ -49,13 +49,7 @@ def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
 
 
 def finetuning(
-    tasks: tuple[Task, ...],
-    lrs: str,
-    seeds: str,
-    protocol: str,
-    precision: str,
-    documents: str,
-    length: int,
+    tasks: tuple[Task, ...], lrs: str, seeds: str, protocol: str, precision: str, documents: str, length: int
 ) -> Finetune:
     """Parse the fine-tuning grid from command-line options."""
     fields: dict[str, Any] = {"protocol": protocol, "length": length}
@@ -63,16 +57,9 @@ def finetuning(
         fields["precision"] = precision or "fp32"
     if documents:
         fields["documents"] = documents
-    rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
-    if len(set(rates)) < len(rates) or not all(0 < rate < 1 for rate in rates):
-        raise SpecError(
-            f"--lrs {lrs}: rates lie between 0 and 1, each once; type for example --lrs 1e-5,3e-5"
-        )
-    numbers = _seeds(seeds)
-    if not numbers or len(set(numbers)) < len(numbers):
-        raise SpecError(f"--seeds {seeds}: at least one, each once; type for example --seeds 0-4 or 0,1,2")
     tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
-    return Finetune(tasks, lrs=tuple(rates), seeds=tuple(numbers), **fields)
+    rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
+    return Finetune(tasks, lrs=tuple(rates), seeds=tuple(_seeds(seeds)), **fields)
 
 
 def absolute(source: str) -> str:
@@ -119,9 +106,15 @@ CONTEXT_FIELDS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """Training options of `biphase adapt`; 0 and "" stand for the default."""
+    """The options of `biphase adapt`; 0 and "" stand for the default."""
 
     steps: int
+    corpus: str = ""
+    text: str = ""
+    heldout: str = ""
+    tokens: int = 0
+    gguf: str = ""
+    windows: str = "symmetric"
     objective: str = "mlm"
     ratio: float = 0.4
     lr: float = 0.0
@@ -138,32 +131,13 @@ class AdaptOptions:
     heldout_tokens: int = 0
 
 
-@dataclass(frozen=True)
-class CorpusOptions:
-    """Corpus options of `biphase adapt`."""
-
-    corpus: str
-    field: str = ""
-    heldout: str = ""
-    tokens: int = 0
-
-
-def adaptation(
-    model: str,
-    text: CorpusOptions,
-    options: AdaptOptions,
-    store: Store,
-    *,
-    gguf: str,
-    windows: str,
-    finetune: Finetune | None,
-) -> Study:
+def adaptation(model: str, options: AdaptOptions, store: Store, finetune: Finetune | None = None) -> Study:
     """Return the study of one adaptation run; with `finetune`, the unadapted model is fine-tuned too."""
-    before = run_named(model, store, gguf=gguf, windows=windows)
+    before = run_named(model, store, gguf=options.gguf, windows=options.windows)
     fields = _recipe(options)
     if isinstance(before.start, Hub) and not before.stages:
         start: Hub | Pretrain = before.start
-        fields["corpus"] = _corpus(text, start, store)
+        fields["corpus"] = _corpus(options, start, store)
         fields["packing"] = Chunks(options.length or _usual_length(start))
     else:
         if before.adapter and not options.lora:
@@ -172,7 +146,7 @@ def adaptation(
                 "with it; or, for all weights, export it and adapt the folder"
             )
         start, fields["data"], fields["optimizer_state"] = before, "restart", "reset"
-        fields["corpus"] = _corpus_after(before, text, store)
+        fields["corpus"] = _corpus_after(before, options, store)
         fields["packing"] = Chunks(options.length) if options.length else before.packing
     length = fields["packing"].length
     fields["batch_tokens"] = (options.batch_rows or ROWS) * length
@@ -223,28 +197,28 @@ def _heldout(options: AdaptOptions, length: int, batch_tokens: int) -> dict[str,
 # ---------------------------------------------------------------- corpus and tokenizer
 
 
-def _corpus(text: CorpusOptions, hub: Hub, store: Store) -> Corpus:
+def _corpus(options: AdaptOptions, hub: Hub, store: Store) -> Corpus:
     """Return the corpus with the hub model's own tokenizer, and a BOS token per document if it adds one."""
     from biphase.data.tokenizer import load
 
-    if not text.corpus:
+    if not options.corpus:
         raise SpecError(
             "say which text to learn from: --corpus builtin, fineweb-edu-10b, or a file or folder of yours"
         )
-    corpus = _corpus_of(text, _tokenizer(hub, store))
+    corpus = _corpus_of(options, _tokenizer(hub, store))
     tokenizer = load(corpus)
     bos = tokenizer.special.bos
     return replace(corpus, bos=bos is not None and tokenizer.model.encode("a b").ids[:1] == [bos])
 
 
-def _corpus_after(before: Pretrain, text: CorpusOptions, store: Store) -> Corpus:
+def _corpus_after(before: Pretrain, options: AdaptOptions, store: Store) -> Corpus:
     """Return the corpus that continues an existing run: the same text, or another one with the same tokenizer."""
     earlier = corpus_of(before)
-    if not text.corpus:
-        if text.field or text.heldout or text.tokens:
+    if not options.corpus:
+        if options.text or options.heldout or options.tokens:
             raise SpecError("--text, --heldout and --tokens are of a --corpus; say which one too")
         return earlier
-    corpus = replace(_corpus_of(text, earlier.tokenizer), bos=earlier.bos)
+    corpus = replace(_corpus_of(options, earlier.tokenizer), bos=earlier.bos)
     if corpus_fingerprint(corpus, store) == corpus_fingerprint(earlier, store):
         return replace(corpus, name=earlier.name, source=earlier.source)
     if isinstance(earlier.tokenizer, BPE):  # trained on another text it would be another tokenizer
@@ -255,9 +229,9 @@ def _corpus_after(before: Pretrain, text: CorpusOptions, store: Store) -> Corpus
     return corpus
 
 
-def _corpus_of(text: CorpusOptions, tokenizer: BPE | Pretrained) -> Corpus:
-    corpus = corpus_named(text.corpus, tokenizer=tokenizer, text=text.field, heldout=text.heldout)
-    return replace(corpus, source=absolute(corpus.source), tokens=text.tokens or corpus.tokens)
+def _corpus_of(options: AdaptOptions, tokenizer: BPE | Pretrained) -> Corpus:
+    corpus = corpus_named(options.corpus, tokenizer=tokenizer, text=options.text, heldout=options.heldout)
+    return replace(corpus, source=absolute(corpus.source), tokens=options.tokens or corpus.tokens)
 
 
 def _tokenizer(hub: Hub, store: Store) -> Pretrained:

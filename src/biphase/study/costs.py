@@ -1,8 +1,8 @@
-"""What a plan costs, counted without measuring: model FLOPs, tokens, disk, and memory and traffic of GPUs.
+"""What a plan costs, counted without measuring: model FLOPs, tokens, disk, and lengths of texts.
 
 `costs` sums over a plan's training jobs; `shape_of` finds the model shape that they depend on; `texts_of` counts the
-tokens that a plan reads of each corpus, and `sizes_of` estimates how many tokens a task's texts have. `memory` and
-`collectives` count the bytes that a GPU holds and sends. Seconds are in `study.prices`.
+tokens that a plan reads of each corpus, and `sizes_of` estimates how many tokens a task's texts have. Seconds are in
+`study.prices`.
 
     train = 3 × forward                       the backward pass costs two forward passes
     forward, per token = 2 × block matrices
@@ -20,7 +20,7 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -32,7 +32,7 @@ from biphase.data.corpus import ASSETS, shards_key
 from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.metadata import WRONG, read_card
 from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
-from biphase.protocol import RECOMPUTE_TOKENS, rows_per_slice, window_overlap
+from biphase.protocol import window_overlap
 from biphase.specs import Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
 from biphase.study.plan import Plan, TrainingJob
@@ -78,15 +78,6 @@ class Costs:
     flops: float | None
     disk: int | None  # bytes if all of these checkpoints are kept
     notes: tuple[str, ...]
-
-    def device_hours(self, device: str, efficiency: float) -> float | None:
-        """Return the hours on one `device` that sustains the share `efficiency` of its peak."""
-        if not 0 < efficiency <= 1:
-            raise SpecError(
-                f"an efficiency lies between 0 and 1, not {efficiency:g}; 0.4 is good for training"
-            )
-        peak = peak_of(device)
-        return None if self.flops is None else self.flops / (peak * efficiency) / 3600
 
 
 def peak_of(device: str) -> float:
@@ -396,142 +387,3 @@ def _measured(texts: Iterable[str]) -> TextLengths:
     tenths = min(10, len(lengths))
     cuts = [len(lengths) * n // tenths for n in range(tenths + 1)]
     return TextLengths(len(lengths), tuple(round(sum(lengths[a:b]) / (b - a)) for a, b in pairwise(cuts)))
-
-
-# ---------------------------------------------------------------- memory and traffic of GPUs
-#     memory   weights, gradients and optimizer state, 16 bytes per parameter, divided by the GPUs that share them;
-#              16-bit copies of the weights; the activations of a micro-batch; the logits of a slice
-#     traffic  bytes sent by each GPU. Not sharded: an all-reduce of fp32 gradients. Sharded: weights are gathered
-#              forward and backward for every micro-batch, gradients are reduced and scattered once a step
-
-
-@dataclass(frozen=True)
-class ShardingOption:
-    """One way to share a model among GPUs."""
-
-    shard: str  # the value of --shard
-    together: int  # GPUs that hold one copy together
-    recompute: bool = False
-
-    @property
-    def name(self) -> str:
-        return self.shard + (" --recompute" if self.recompute else "")
-
-
-@dataclass(frozen=True)
-class Load:
-    """The work of one GPU in a step."""
-
-    shape: ModelShape
-    precision: str
-    rows: int  # of the GPU with the most rows
-    micro_rows: int
-    length: int
-    labelled: float  # share of positions
-    own: bool = True  # whether biphase's own kernels support the model; otherwise torch's compiler is used
-
-    @property
-    def passes(self) -> int:
-        return math.ceil(self.rows / self.micro_rows)
-
-    @property
-    def micro_tokens(self) -> int:
-        return min(self.rows, self.micro_rows) * self.length
-
-    @property
-    def width(self) -> int:
-        """Bytes per number in the layers' computation."""
-        return 4 if self.precision == "fp32" else 2
-
-
-def compiled(load: Load, sharding: ShardingOption) -> bool:
-    """Whether torch's compiler is used instead of biphase's own kernels."""
-    return not load.own or sharding.together > 1 or sharding.recompute
-
-
-def memory(load: Load, sharding: ShardingOption) -> dict[str, float]:
-    """Return the bytes of one GPU at the peak of a step, by content."""
-    shape, parameters = load.shape, load.shape.parameters
-    parts = {
-        "weights": 4 * parameters / sharding.together,
-        "gradients": 4 * parameters / sharding.together,
-        "optimizer state": 8 * parameters / sharding.together,
-        "activations": activations(load, sharding),
-        "logits": _logits(load) * load.width,
-    }
-    if sharding.together > 1:
-        # Two blocks, and the head with its gradients while they are computed, cast and reduced.
-        block = shape.blocks / shape.layers
-        parts["fetched"] = (2 * load.width + 8) * block + (load.width + 8) * shape.embedding
-        if load.passes > 1:  # gradients are not scattered before the last micro-batch
-            parts["gradients"] += 4 * parameters
-    elif load.width == 2 and not compiled(load, sharding):
-        parts["copies"] = 2 * (shape.matrices + shape.embedding)
-    return parts
-
-
-def _logits(load: Load) -> float:
-    rows, vocab = math.ceil(load.micro_tokens * load.labelled), load.shape.vocab or 0
-    return min(rows, rows_per_slice(rows, vocab, "cuda")) * vocab if vocab else 0
-
-
-def activations(load: Load, sharding: ShardingOption) -> float:
-    """Return the bytes that layers keep for the backward pass of a micro-batch."""
-    shape, size = load.shape, load.width
-    tokens = load.micro_tokens
-    own = not compiled(load, sharding)
-    first = size * (shape.hidden + _projected(shape) + shape.width)  # input, q k v, and attention output
-    second = size * (shape.hidden + 2 * shape.ffn)  # residual sum before the feed-forward, gate and up
-    if not (own and tokens < RECOMPUTE_TOKENS):
-        first += size * shape.hidden
-        second += size * (shape.hidden + shape.ffn)
-    if not own:  # rotated queries and keys, beside the unrotated ones
-        first += size * _projected(shape)
-    if sharding.recompute:
-        return tokens * (shape.layers * size * shape.hidden + first + second)
-    # Own kernels compute the last block's feed-forward only for labelled tokens.
-    spared = second * (1 - min(1.0, load.labelled)) if own else 0
-    return tokens * (shape.layers * (first + second) - spared)
-
-
-def _projected(shape: ModelShape) -> float:
-    """Return the width of queries, keys and values together, from the size of the attention matrices."""
-    attention = shape.matrices / shape.layers - 3 * shape.hidden * shape.ffn
-    return max(shape.width, attention / shape.hidden - shape.width)
-
-
-@dataclass(frozen=True)
-class Collective:
-    """The collectives of one kind in a step."""
-
-    what: str
-    sent: float  # bytes per GPU
-    members: int
-    stride: int
-    often: int
-
-
-def collectives(load: Load, sharding: ShardingOption, gpus: int) -> Iterator[Collective]:
-    """Yield the collectives of one step."""
-    shape, parameters, whole = load.shape, load.shape.parameters, sharding.together
-    if gpus == 1:
-        return
-    if whole == 1:
-        yield Collective(
-            "gradients", ring_bytes(4 * parameters, gpus, 2), gpus, 1, math.ceil(parameters / 2**25)
-        )
-        return
-    head = shape.embedding + shape.hidden  # with the last norm: gathered once per micro-batch
-    blocks = parameters - head
-    fetched = load.width * (2 * blocks + head) * load.passes
-    units = shape.layers + 2
-    yield Collective("weights", ring_bytes(fetched, whole), whole, 1, 2 * units * load.passes)
-    yield Collective("gradients", ring_bytes(4 * parameters, whole), whole, 1, units)
-    copies = gpus // whole
-    if copies > 1:
-        yield Collective("copies", ring_bytes(4 * parameters / whole, copies, 2), copies, whole, units)
-
-
-def ring_bytes(size: float, members: int, rounds: int = 1) -> float:
-    """Return the bytes that each member of a ring sends to gather or reduce `size` bytes."""
-    return rounds * (members - 1) / members * size

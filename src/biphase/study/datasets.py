@@ -21,33 +21,14 @@ from typing import Any
 from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
+from biphase.records import record
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, columns_of, filled
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, LabelledText, Numbering, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
-from biphase.tasks.files import (
-    ABOUT,
-    COLUMNS,
-    KINDS,
-    SIGN,
-    HubPlace,
-    column_names,
-    files_of,
-    kind_of,
-    local_files,
-    matching,
-    on_hub,
-    read,
-    refuse_unpinned,
-)
-from biphase.tasks.labels import Numbering, are_places, in_order, is_number, named, values_of
-from biphase.tasks.load import (
-    DOCUMENT_ID,
-    Examples,
-    LabelledText,
-    Pair,
-    Search,
-    load,
-)
+from biphase.tasks import files as task_files
+from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
+from biphase.tasks.labels import are_places, in_order, is_number, named, values_of
+from biphase.tasks.load import DOCUMENT_ID, Examples, Pair, Search, load
 from biphase.text import counted
 
 # File name patterns of splits: as a whole name, or at the end of others (eng.train, en_ewt-ud-train.iob2).
@@ -69,58 +50,54 @@ LABELS = (
 IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
+FORMATS = f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(task_files.COLUMNS[:5])}"
 
 
 @dataclass(frozen=True)
-class Own:
+class OwnData:
     """What the command-line options say about the user's own data; empty fields are inferred from the data."""
 
-    family: str
-    text: str
-    label: str
-    labels: tuple[str, ...]
-    test: Path | None
-    trained_on: str
-    query: str
-    zero_shot: bool
+    family: str = ""
+    text: str = ""  # SC, IR: template or column; TC: column of tokens; QA: text before the context
+    label: str = ""  # column of labels, tags or answers
+    labels: str = ""  # label names in the order of their numbers, separated by commas
+    test: Path | None = None
+    trained_on: str = ""
+    query: str = ""  # IR: query template
+    zero_shot: bool = False
 
-    @property
-    def says(self) -> bool:
-        return any((self.family, self.text, self.label, self.labels, self.test, self.trained_on, self.query))
+
+ALL_INFERRED = OwnData()
 
 
 def tasks_named(
     names: str,
+    own: OwnData = ALL_INFERRED,
     *,
     data: Path | None = None,
-    family: str = "",
-    text: str = "",  # SC: template or column; TC: column of tokens; QA: text before the context; IR: document template
-    label: str = "",  # column of labels, tags or answers
-    labels: str = "",  # label names in the order of their numbers, separated by commas
-    test: Path | None = None,
-    trained_on: str = "",
-    query: str = "",  # IR: query template
-    lrs: str = "",  # lrs and seeds are only checked against --zero-shot here
-    seeds: str = "",
     steps: int = 0,
-    zero_shot: bool = False,
+    lrs: str = "",
+    seeds: str = "",
 ) -> tuple[Task, ...]:
     """Return the tasks of a comma-separated list: names, `paper`, families (SC, TC, QA, IR), or paths to own data.
 
     With `data`, catalog tasks are read from their local copies in that folder, where it has them. A task that is
-    scored with another task's model adds that task too. The options from `family` to `query` describe own data.
+    scored with another task's model adds that task too. `lrs` and `seeds` are only checked against --zero-shot.
     """
-    listed = tuple(name.strip() for name in labels.split(",")) if labels else ()
-    own = Own(family, _unescaped(text), label, listed, test, trained_on, _unescaped(query), zero_shot)
-    training = {"--steps": steps, "--trained-on": trained_on, "--lrs": lrs, "--seeds": seeds}
-    for option, value in training.items():
-        if zero_shot and value:
-            raise SpecError(f"--zero-shot and {option} {value} do not go together; leave out one of them")
+    trained_on = own.trained_on
+    own = replace(own, text=_unescaped(own.text), query=_unescaped(own.query))
+    for option, value in {"steps": steps, "trained-on": trained_on, "lrs": lrs, "seeds": seeds}.items():
+        if own.zero_shot and value:
+            raise SpecError(f"--zero-shot and --{option} {value} do not go together; leave out one of them")
     tasks: dict[str, Task] = {}
-    typed = [name.strip() for name in names.split(",") if name.strip()]
-    for name in typed:
-        for task in _named(name) or [_own_task(name, own)]:
-            task = _untrained(task, own) if zero_shot else task
+    families: set[str] = set()  # of own data
+    for name in filter(None, map(str.strip, names.split(","))):
+        chosen = _named(name)
+        if not chosen:
+            chosen = [_own_task(name, own)]
+            families.add(chosen[0].family)
+        for task in chosen:
+            task = _untrained(task, own) if own.zero_shot else task
             lender = CATALOG.get(task.trained_on)
             for each in (lender, task) if lender else (task,):
                 known = each.name in CATALOG and each.source == CATALOG[each.name].source
@@ -134,25 +111,21 @@ def tasks_named(
         raise SpecError(
             f"--tasks {names!r} names no task; type --tasks paper, or some of {', '.join(CATALOG)}"
         )
-    if own.says and all(_named(name) for name in typed):
-        raise SpecError(
-            "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
-            "name it: --tasks FOLDER"
-        )
-    _refuse_idle(own, {task.family for task in tasks.values() if task.name not in CATALOG})
+    _refuse_idle(own, families)
     if trained_on and trained_on not in {*CATALOG, *tasks}:
         lenders = [*CATALOG, *(tasks if len(tasks) > 1 else ())]  # a single task cannot use its own model
         raise SpecError(f"--trained-on {trained_on}: there is no such task; {nearest(trained_on, lenders)}")
     return tuple(replace(task, steps=steps, epochs=0) if steps else task for task in tasks.values())
 
 
-def _refuse_idle(own: Own, families: set[str]) -> None:
+def _refuse_idle(own: OwnData, families: set[str]) -> None:
     """Refuse an option that applies to none of the families of the own data."""
-    for option, value in (
-        ("--query", own.query),
-        ("--labels", ",".join(own.labels)),
-        ("--label", own.label),
-    ):
+    if not families and replace(own, zero_shot=False) != ALL_INFERRED:
+        raise SpecError(
+            "--family, --text, --label, --labels, --query, --test and --trained-on describe data of your own; "
+            "name it: --tasks FOLDER"
+        )
+    for option, value in {"--query": own.query, "--labels": own.labels, "--label": own.label}.items():
         readers = {short for short, family in FAMILIES.items() if option in family.options}
         if value and not families & readers:
             raise SpecError(
@@ -166,7 +139,7 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([nt\\])", lambda match: {"n": "\n", "t": "\t"}.get(match[1], match[1]), text)
 
 
-def _untrained(task: Task, own: Own) -> Task:
+def _untrained(task: Task, own: OwnData) -> Task:
     """Return a zero-shot version of a retrieval task, without prefixes on the texts unless templates are given.
 
     No learning rate is chosen, so all test queries are reported.
@@ -216,8 +189,8 @@ def _mirrored(task: Task, data: Path) -> Task:
     def moved(record: Any, *names: str) -> Any:
         sources = {name: getattr(record, name) for name in names}
         for name, source in sources.items():
-            if source.startswith(SIGN):
-                place = HubPlace.of(f"task {task.name!r}", source)
+            if source.startswith(task_files.SIGN):
+                place = task_files.HubPlace.of(f"task {task.name!r}", source)
                 folder = data.expanduser().resolve() / place.name
                 sources[name] = str(folder / place.path) if folder.is_dir() else source
         return replace(record, **sources)
@@ -229,7 +202,7 @@ def _mirrored(task: Task, data: Path) -> Task:
 # ---------------------------------------------------------------- own data
 
 
-def _own_task(name: str, own: Own) -> Task:
+def _own_task(name: str, own: OwnData) -> Task:
     path = Path(name).expanduser()
     if not path.exists():
         raise SpecError(
@@ -249,7 +222,7 @@ def _own_task(name: str, own: Own) -> Task:
         return _own_retrieval(whose, title, path, own)
     borrowed = "" if own.trained_on == title else own.trained_on
     home = path.parent if path.is_file() else _home(path)
-    splits = _borrowing(path, home, own) if borrowed else _own_splits(path, home, own)
+    splits = _own_splits(path, home, own, borrowed=bool(borrowed))
     # With a placeholder form; the real one is inferred below.
     task = Task(title, Answer(), str(home), splits, trained_on=borrowed)
     files = local_files(task)
@@ -295,44 +268,30 @@ def _has_parts(folder: Path) -> bool:
     return any(matching(folder, pattern) for pattern in (*TRAIN, *VALIDATION, *TEST))
 
 
-def _own_splits(path: Path, home: Path, own: Own) -> Splits:
+def _own_splits(path: Path, home: Path, own: OwnData, *, borrowed: bool) -> Splits:
+    """Return the splits of own data; without test files, as is usual for GLUE, the validation files are scored.
+
+    If another task's model is borrowed, nothing is trained, and half of the test rows may serve as validation.
+    """
+    test = _test(own.test) if own.test else ""
     if path.is_file():
         if not kind_of(path.name)[0]:
-            raise SpecError(f"{path} is no table; give {_formats()}")
-        if own.test is None:
-            raise SpecError(
-                f"{path} is one file, to train on; name another to be scored by: --test FILE, "
-                "or a folder with train and test files"
-            )
-        return Splits(train=path.name, test=_test(own.test))
-    train, test = _part(home, TRAIN), _test(own.test) if own.test else _part(home, TEST)
-    try:
-        validation = _part(home, VALIDATION)
-    except SpecError:  # several candidates; --test is given, so validation is cut from train
-        if not own.test:
-            raise
-        validation = ""
-    if not train or not (test or validation):
-        raise SpecError(_no_parts(path, home, train, test or validation))
-    if not test:  # as is usual for GLUE: score on validation, and cut validation from train
-        test, validation = validation, ""
-    return Splits(train=train, validation=validation, test=test)
-
-
-def _borrowing(path: Path, home: Path, own: Own) -> Splits:
-    """Return the splits of data that is only scored; without validation files, half of the test rows are used."""
-    if path.is_file():
-        validation, test = "", path.name
+            raise SpecError(f"{path} is no table; give {FORMATS}")
+        train, validation, test = ("", "", test or path.name) if borrowed else (path.name, "", test)
     else:
-        validation, test = _part(home, VALIDATION), _part(home, TEST)
-    test = _test(own.test) if own.test else test
-    if not test and not validation:
-        raise SpecError(
-            f"{path} has no files test* to be scored by; put them there, or name one: --test FILE"
-        )
+        train, test = "" if borrowed else _part(home, TRAIN), test or _part(home, TEST)
+        try:
+            validation = _part(home, VALIDATION)
+        except SpecError:  # several candidates; with --test, validation is cut from train instead
+            if not own.test:
+                raise
+            validation = ""
     if not test:
         test, validation = validation, ""
-    return Splits(train="", validation=validation, test=test, cut=0.5, cut_from="test")
+    if not test or not (train or borrowed):
+        raise SpecError(_no_parts(path, home, train, test))
+    splits = Splits(train=train, validation=validation, test=test)
+    return replace(splits, cut=0.5, cut_from="test") if borrowed else splits
 
 
 def _test(path: Path) -> str:
@@ -345,7 +304,7 @@ def _part(folder: Path, patterns: Sequence[str]) -> str:
     """Return the first pattern that matches files; refuse it if they are not shards of one split."""
     for pattern in patterns:
         files = matching(folder, pattern)
-        kinds = sorted({kind_of(path.name)[0] for path in files}, key=(*KINDS, *COLUMNS).index)
+        kinds = sorted({kind_of(path.name)[0] for path in files}, key=(*KINDS, *task_files.COLUMNS).index)
         if len(kinds) > 1:  # the same rows in several formats
             pattern += kinds[0]
             files = matching(folder, pattern)
@@ -363,52 +322,37 @@ def _part(folder: Path, patterns: Sequence[str]) -> str:
     return ""
 
 
-def _no_parts(path: Path, home: Path, train: str, scored: str) -> str:
-    """Say why a folder lacks the splits it needs, and what to type."""
-    if scored and not train:
-        return (
-            f"{path} has nothing to train on; put train files there, or score another task's model on it: "
-            "--trained-on TASK"
-        )
-    files = sorted(file for file in home.iterdir() if file.is_file() and file.name[0] != ".")
-    tables = [file for file in files if kind_of(file.name)[0]]
+def _no_parts(path: Path, home: Path, train: str, test: str) -> str:
+    """Say which split is missing, which other files are there, and what to type."""
+    missing = " and ".join(part for part, found in (("train*", train), ("test*", test)) if not found)
+    used = {file for pattern in (train, test) if pattern for file in matching(home, pattern)}
+    ignored = {*task_files.ABOUT, *(file.name for pattern in (".*", "*.md") for file in home.glob(pattern))}
     others = [
-        file for file in files if file not in tables and file.name not in ABOUT and file.suffix != ".md"
+        file
+        for file in sorted(home.iterdir())
+        if file.is_file() and file not in used and file.name not in ignored
     ]
-    if len(tables) > 1 and not train:
-        return (
-            f"{path} has {_names(tables)}, which do not say what they are for; name the one to train on and the one to be "
-            f"scored by: --tasks {home}/FILE --test {home}/FILE"
-        )
-    trained = matching(home, train) if train else ()
-    kinds = {kind_of(file.name)[0] for file in trained}
-    unused = [file for file in tables if kind_of(file.name)[0] in kinds and file not in trained]
-    if unused:
-        test = unused[0] if len(unused) == 1 else f"{home}/FILE"
-        return (
-            f"{path} has {_names(unused)} beside its train part, which is not called test*; to be scored by it: "
-            f"--test {test}"
-        )
-    if others and not tables:
-        return f"{path} has {_names(others)}, of which none can be read; write them as train and test files: {_formats()}"
-    table = f"has {tables[0].name}, and " if tables else ""
-    return f"{path} {table}needs files train* and test*, e.g. train.csv and test.csv; put them there: {_formats()}"
+    has = f", but {_names(others)}" if others else ""
+    return (
+        f"{path}: there are no files {missing}{has}; put files to train on and to be scored by there ({FORMATS}), "
+        f"name them: --tasks {home}/FILE --test {home}/FILE, or score another task's model: --trained-on TASK"
+    )
 
 
 def _names(files: Sequence[Path]) -> str:
     return " and ".join(path.name for path in files[:3])
 
 
-def _formats() -> str:
-    return f"{' '.join(KINDS)}, or CoNLL's columns as {' '.join(COLUMNS[:5])}"
+def _cells(whose: str, files: Sequence[Path], column: str) -> Iterator[Any]:
+    return (cell for _, (cell,) in read_rows(whose, files, (column,)))
 
 
 def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
-    column = form.target
+    column = form.columns[-1]
     if not set(column.split("|")) & set(column_names(whose, files[0])):
         return True
-    cells = (cell for rows in read(whose, files, (column,)) for cell in rows.columns[column])
+    cells = _cells(whose, files, column)
     values = (value for cell in cells for value in (cell if isinstance(cell, list) else (cell,)))
     return not isinstance(form, Answer) and all(value in (-1, "-1", None, "") for value in values)
 
@@ -449,7 +393,7 @@ def _family(columns: Sequence[str]) -> str:
     return FAMILY_OF[Answer if asks else Classify]
 
 
-def _classify(data: Folder, own: Own) -> Classify:
+def _classify(data: Folder, own: OwnData) -> Classify:
     whose, columns = data.whose, data.columns
     label = own.label or data.first(LABELS) or data.other_than(data.first(TEXTS))
     if label not in columns:
@@ -462,7 +406,7 @@ def _classify(data: Folder, own: Own) -> Classify:
             f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
             f"of the columns {', '.join(columns)}"
         )
-    labels, numbered = _listed(whose, own) or _labels_of_lender(own, Classify), False
+    labels, numbered = _given_labels(whose, own, Classify), False
     if not labels:
         values = values_of(whose, data.source, label)
         labels = named(whose, data.source, data.root, label, values)
@@ -488,14 +432,13 @@ def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[
     for part, files in data.files.items():
         if files == data.source or not set(column.split("|")) & set(column_names(data.whose, files[0])):
             continue
-        for rows in read(data.whose, files, (column,)):
-            for row, value in enumerate(rows.columns[column]):
-                label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
-                if label is not None:
-                    raise SpecError(
-                        f"{data.whose}: {rows.place(row)} of the {part} part has the label {label!r}, and the train part "
-                        f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
-                    )
+        for place, (value,) in read_rows(data.whose, files, (column,)):
+            label = next(filter(number.by_place, value if isinstance(value, list) else (value,)), None)
+            if label is not None:
+                raise SpecError(
+                    f"{data.whose}: {place} of the {part} part has the label {label!r}, and the train part "
+                    f"has names ({', '.join(labels[:8])}); say which is which: --labels NAMES in the order of their numbers"
+                )
     return labels
 
 
@@ -510,19 +453,15 @@ def _usual_text(data: Folder, label: str) -> str:
     return data.first([name for name in TEXTS if name != label]) or data.other_than(label)
 
 
-def _labels_of_lender(own: Own, kind: type[Classify | Tag]) -> tuple[str, ...]:
-    """Return the labels of the catalog task whose model is scored."""
-    form = CATALOG[own.trained_on].form if own.trained_on in CATALOG else None
-    return form.labels if isinstance(form, kind) else ()
-
-
-def _listed(whose: str, own: Own) -> tuple[str, ...]:
-    """Return the labels given by --labels, if any."""
-    if own.labels and (len(set(own.labels)) < max(2, len(own.labels)) or "" in own.labels):
+def _given_labels(whose: str, own: OwnData, kind: type[Classify | Tag]) -> tuple[str, ...]:
+    """Return the labels that --labels lists, else those of the catalog task whose model is scored, if any."""
+    labels = tuple(name.strip() for name in own.labels.split(",")) if own.labels else ()
+    if labels and (len(set(labels)) < max(2, len(labels)) or "" in labels):
         raise SpecError(
-            f"{whose}: --labels {','.join(own.labels)!r} must be two names or more, all different; correct it"
+            f"{whose}: --labels {own.labels!r} must be two names or more, all different; correct it"
         )
-    return own.labels
+    form = CATALOG[own.trained_on].form if own.trained_on in CATALOG else None
+    return labels or (form.labels if isinstance(form, kind) else ())
 
 
 def _template(whose: str, text: str, columns: Sequence[str]) -> str:
@@ -542,23 +481,18 @@ def _template(whose: str, text: str, columns: Sequence[str]) -> str:
     return re.sub(r"(?<!\})\}([^\w{}]+)(?=\{\w)", r":\1}", text)
 
 
-def _tag(data: Folder, own: Own) -> Tag:
+def _tag(data: Folder, own: OwnData) -> Tag:
     whose, tags = data.whose, own.label or TAGS
     column = next((name for name in tags.split("|") if name in data.columns), tags)
-    labels = _listed(whose, own) or _labels_of_lender(own, Tag)
+    labels = _given_labels(whose, own, Tag)
     source = "--labels" if labels else f"column {column!r} of the train part"
     if not labels:
         values = values_of(whose, data.source, tags, lists=True)
         labels = named(whose, data.source, data.root, column, values) or _iob_labels(data, tags, values)
-    strange = [label for label in labels if label != "O" and label[:2] not in ("B-", "I-")]
-    if strange or len(labels) < 2 or "O" not in labels:
-        fault = "lacks O" if len(labels) > 1 else "holds O only"
-        fault = f"holds {', '.join(strange[:8])}" if strange else fault
-        raise SpecError(
-            f"{whose}: {source} {fault}; write tags in IOB2 (O, B-PER, I-PER, …), "
-            "or name another column: --label COLUMN"
-        )
-    return Tag(labels, words=own.text or WORDS, tags=tags)
+    try:
+        return Tag(labels, words=own.text or WORDS, tags=tags)
+    except SpecError as wrong:
+        raise SpecError(f"{whose}: {source}: {wrong}; or name another column: --label COLUMN") from None
 
 
 def _iob_labels(data: Folder, tags: str, values: Iterable[Any]) -> tuple[str, ...]:
@@ -573,10 +507,10 @@ def _iob_labels(data: Folder, tags: str, values: Iterable[Any]) -> tuple[str, ..
     return _in_every_part(data, tags, (*iob, *sorted(names.difference(iob))))
 
 
-def _answer(data: Folder, own: Own) -> Answer:
+def _answer(data: Folder, own: OwnData) -> Answer:
     answers = own.label or ANSWERS
     files = [path for paths in data.files.values() for path in paths]
-    cells = (cell for rows in read(data.whose, files, (answers,)) for cell in rows.columns[answers])
+    cells = _cells(data.whose, files, answers)
     texts = (cell.get("text") if isinstance(cell, dict) else cell for cell in cells)
     unanswerable = any(not any(text) if isinstance(text, list) else not text for text in texts)
     form = Answer(answers=answers, unanswerable=unanswerable)
@@ -587,7 +521,7 @@ def _answer(data: Folder, own: Own) -> Answer:
 INFERRED = {FAMILY_OF[Classify]: _classify, FAMILY_OF[Tag]: _tag, FAMILY_OF[Answer]: _answer}
 
 
-def _own_retrieval(whose: str, name: str, folder: Path, own: Own) -> Task:
+def _own_retrieval(whose: str, name: str, folder: Path, own: OwnData) -> Task:
     train, pairs = _part(folder, ("qrels/train*",)), _part(folder, ("pairs*",))
     test = _test(own.test) if own.test else _part(folder, ("qrels/test*",))
     if not test:
@@ -624,7 +558,7 @@ LISTED = 12  # labels listed
 FEW = 100  # training rows below which a warning is given
 
 
-@dataclass(frozen=True)
+@record
 class Description:
     """A dataset as text; non-printable characters are escaped, a line break as \\n."""
 
@@ -647,38 +581,26 @@ def keep(descriptions: Sequence[Description], study: str, store: Store) -> None:
 
 def kept(study: str, store: Store) -> dict[str, Description]:
     """Return the saved descriptions of a study by name; empty if the file is missing or damaged."""
-    with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):
+    with contextlib.suppress(StoreError, SpecError, KeyError, TypeError):
         saved = read_checked(store.studies / study / DATASETS)["datasets"]
-        descriptions = [
-            Description(
-                str(one["name"]),
-                tuple((str(title), str(text)) for title, text in one["about"]),
-                tuple(str(warning) for warning in one["warnings"]),
-            )
-            for one in saved
-        ]
-        return {description.name: description for description in descriptions}
+        return {description["name"]: Description(**description) for description in saved}
     return {}
 
 
-def describe(tasks: Iterable[Task], *, download: bool) -> list[Description]:
-    """Read whole datasets and describe them; a bad row raises an error.
+def describe(task: Task, *, download: bool) -> Description:
+    """Read a whole dataset and describe it; a bad row raises an error.
 
-    Without `download`, hub datasets are described from their task record alone.
+    Without `download`, a hub dataset is described from its task record alone.
     """
-    return [_describe(task, download=download) for task in tasks]
-
-
-def _describe(task: Task, *, download: bool) -> Description:
-    places = on_hub(task)
+    places = task_files.on_hub(task)
     for place in places:
-        refuse_unpinned(f"task {task.name!r}", place)
+        task_files.refuse_unpinned(f"task {task.name!r}", place)
     about = [("family", f"{task.family}, {FAMILIES[task.family].name}"), ("source", task.source)]
     if places and not download:
         about += [*_fields_read(task, ()), ("rows", "on the hub; read when the first model is fine-tuned")]
         warnings: list[str] = []
     else:
-        files, examples = files_of(task), load(task, documents="judged")
+        files, examples = task_files.files_of(task), load(task, documents="judged")
         source = next(part for part in ("corpus", "train", "test") if part in files)
         columns = column_names(f"task {task.name!r}", files[source][0])
         about += [*_fields_read(task, columns), *_parts(task, examples)]

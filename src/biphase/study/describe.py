@@ -1,16 +1,14 @@
 """What people read about a study: what `biphase plan`, `run` and `status` print, and the same facts as JSON.
 
-`render` and `plan_json` describe a plan: the tree of training jobs, costs and elapsed time, what is done and what to
-type next. `bill` prices it on a device: measured speeds predict hours, fine-tunings included; for a device that was not
-measured, hours are FLOPs at a share of its peak. `opening` and `closing` are the first and last lines of a run,
-`status_text` and `status_json` the output of `biphase status`, `tables` the held-out losses and scores that both show.
-No torch.
+`render` and `plan_json` describe a plan: the tree of training jobs, its costs, its hours on a device (`prices.Bill`),
+what is done and what to type next. `opening` and `closing` are the first and last lines of a run, `status_text` and
+`status_json` the output of `biphase status`, `tables` the held-out losses and scores that both show. No torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, fields, is_dataclass
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,110 +17,22 @@ from biphase.data.corpus import shards_key
 from biphase.errors import StoreError
 from biphase.leases import Leases
 from biphase.metadata import read_card, read_checkpoint_file
-from biphase.presets import DEVICES, corpus_of
+from biphase.presets import corpus_of
 from biphase.protocol import KEY_DIGITS
-from biphase.specs import Chunks, Pretrain
+from biphase.specs import Pretrain
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study.costs import CorpusTokens, Costs, costs, flops_of, peak_of, texts_of
-from biphase.study.devices import MEASURE, PLANNED_DEVICE, at_hand, device_named, known_devices
+from biphase.study.costs import Costs, costs
 from biphase.study.ledger import JobStatus, Row, score_rows, scores_json, with_interval
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
-from biphase.study.prices import EFFICIENCY, Elapsed, Grid, Prices, elapsed, left_of, price, prices_json
+from biphase.study.prices import Bill
 from biphase.text import counted, duration, short, si
 
 PAGE = 110  # characters per line
-LONG = 24.0  # hours on a CPU above which a GPU is suggested
 MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 
 
 # ---------------------------------------------------------------- costs and totals
-
-
-@dataclass(frozen=True)
-class Bill:
-    """How a plan is priced: by measured speeds, or by FLOPs at a share of the device's peak."""
-
-    device: str
-    efficiency: float | None  # None: priced by measured speeds, or not at all
-    prices: Prices | None = None
-    tunings_left: dict[Grid, int] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    texts: tuple[CorpusTokens, ...] = ()  # the corpora that the plan reads
-    workers: int = 1  # each with its own device
-
-
-def bill(
-    plan: Plan,
-    store: Store,
-    device: str,
-    efficiency: float | None,
-    *,
-    tuned: int,
-    measure: str = MEASURE,
-    workers: int = 1,
-) -> Bill:
-    """Price a plan on `device`, by default the one of this machine.
-
-    If `efficiency` is given, hours are FLOPs at that share of the peak, even where speeds were measured. `measure`: the
-    command that measures a device into this store, for messages.
-    """
-    here = "" if device else at_hand()
-    if here and here not in known_devices(store):
-        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure}. Or: --device {PLANNED_DEVICE}"
-        priced = Bill(here, None, notes=(why,))
-    else:
-        priced = _bill(plan, store, device or here, efficiency, tuned, measure)
-    if here == "cpu" and (_pretraining_hours(priced, costs(plan), None) or 0.0) > LONG:
-        note = f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}"
-        priced = replace(priced, notes=(*priced.notes, note))
-    return replace(priced, texts=tuple(texts_of(plan, store)), workers=max(1, workers))
-
-
-def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, tuned: int, measure: str) -> Bill:
-    machine = device_named(device, store, measure=measure)
-    if efficiency is not None:
-        return Bill(device, efficiency)
-    if machine is None:
-        without = ", without fine-tunings" if plan.study.finetune else ""
-        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
-        return Bill(device, EFFICIENCY, notes=(why,))
-    prices = price(plan, machine, measure=measure)
-    nothing = plan.jobs and not prices.jobs and not prices.tunings
-    if nothing and prices.unmeasured and device in DEVICES and costs(plan).flops is not None:
-        why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
-        others = (note for note in prices.notes if note not in prices.unmeasured)
-        return Bill(device, EFFICIENCY, notes=(why, *others))
-    return Bill(device, None, prices, left_of(plan, store) if tuned else prices.grids, prices.notes)
-
-
-def bill_json(plan: Plan, bill: Bill, left: Collection[str]) -> dict[str, Any]:
-    """Return the costs of the whole plan and of what is left, for programs."""
-    every, rest = costs(plan), costs(plan, left)
-
-    def numbers(some: Costs, keys: Collection[str] | None) -> dict[str, Any]:
-        hours = _pretraining_hours(bill, some, keys)
-        return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
-
-    took = _elapsed(plan, bill, left)
-    return {
-        "device": bill.device,
-        "efficiency": bill.efficiency,
-        "costs": numbers(every, None),
-        "costs_left": numbers(rest, left),
-        "prices": prices_json(bill.prices, left, bill.tunings_left) if bill.prices else None,
-        "elapsed": asdict(took) if took else None,
-        "corpora": [
-            {
-                "name": text.corpus.name,
-                "tokens": text.tokens,
-                "counted": text.exact,
-                "shard_bytes": text.bytes,
-            }
-            for text in bill.texts
-        ],
-        "notes": [*every.notes, *bill.notes, *_text_notes(bill)],
-    }
 
 
 def summary(plan: Plan, done: Collection[str], tuned: int, bill: Bill, command_path: str) -> list[str]:
@@ -139,7 +49,7 @@ def summary(plan: Plan, done: Collection[str], tuned: int, bill: Bill, command_p
             f"{short(every.tokens)} tokens",
         ]
     parts += [f"{every.flops:.2e} FLOPs"] if plan.jobs and every.flops is not None else []
-    parts += _hours_parts(plan, bill, every)
+    parts += _hours_parts(plan, bill)
     if plan.jobs and every.disk is not None:
         shards = sum(text.bytes or 0 for text in bill.texts)
         of_it = f", {si(shards)}B of it token shards" if shards else ""
@@ -155,32 +65,16 @@ def _text_notes(bill: Bill) -> list[str]:
     unknown = [text.corpus.name for text in bill.texts if text.tokens is None]
     notes = [note for text in bill.texts if (note := text.repeats())]
     if unknown:
-        notes.append(
-            f"not in the disk sum: token shards of {', '.join(unknown)}, whose tokens are not counted yet"
-        )
+        names = ", ".join(unknown)
+        notes.append(f"not in the disk sum: token shards of {names}, whose tokens are not counted yet")
     return notes
 
 
-def _elapsed(plan: Plan, bill: Bill, left: Collection[str]) -> Elapsed | None:
-    """Simulate what is left to do; None if a job has no price."""
-    jobs, tunings = {}, {}
-    if bill.prices is not None:
-        jobs = {key: bill.prices.jobs[key] for key in left if key in bill.prices.jobs}
-        tunings = bill.prices.tunings
-    elif bill.efficiency:
-        rate = peak_of(bill.device) * bill.efficiency
-        flops = {key: flops_of(plan.jobs[key]) for key in left}
-        jobs = {key: count / rate for key, count in flops.items() if count is not None}
-    if len(jobs) < len(left) or not (jobs or bill.tunings_left):
-        return None
-    return elapsed(plan, jobs, tunings, bill.tunings_left, bill.workers)
-
-
 def _elapsed_line(plan: Plan, bill: Bill, left: Collection[str]) -> list[str]:
-    took = _elapsed(plan, bill, left)
+    took = bill.elapsed(plan, left)
     if took is None:
         return []
-    without = ", fine-tunings not counted" if plan.tuned and bill.prices is None else ""
+    without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
     by = f"{took.workers:,} {bill.device}, a job on each" if took.workers > 1 else f"one {bill.device}"
     chain = f"; the longest chain of jobs takes {duration(took.chain)} ({took.ends})" if took.ends else ""
     return [f"elapsed: {duration(took.seconds)} on {by}{without}{chain}"]
@@ -188,39 +82,23 @@ def _elapsed_line(plan: Plan, bill: Bill, left: Collection[str]) -> list[str]:
 
 def _basis(plan: Plan, bill: Bill) -> list[str]:
     """Name the measurements behind the hours, and the model sizes that they are extrapolated to."""
-    if bill.prices is None or not bill.prices.precisions:
+    if bill.machine is None or not bill.precisions:
         return []
-    machine, precisions = bill.prices.machine, bill.prices.precisions
     sizes = dict.fromkeys(getattr(root.run.start, "name", "") for root in plan.roots.values())
-    beyond = machine.not_measured([size for size in sizes if size])
+    beyond = bill.machine.not_measured([size for size in sizes if size])
     extrapolated = f"; extrapolated to {', '.join(beyond)}" if beyond else ""
-    return [f"{machine.steps_behind(precisions)}{extrapolated}"]
+    return [f"{bill.machine.steps_behind(bill.precisions)}{extrapolated}"]
 
 
-def _hours_parts(plan: Plan, bill: Bill, every: Costs) -> list[str]:
+def _hours_parts(plan: Plan, bill: Bill) -> list[str]:
     """Return the hours of the whole plan, as parts of the summary."""
     device = bill.device
-    if bill.prices is None:
-        hours = _pretraining_hours(bill, every, None)
-        if not plan.jobs or hours is None:
-            return []
-        return [f"{_hours(hours, device)} on {device} at {bill.efficiency:.0%}"]
-    prices, parts = bill.prices, []
-    if prices.jobs:
-        parts.append(f"pretraining {_hours(prices.pretraining() / 3600, device)}")
-    if prices.tunings:
-        parts.append(f"fine-tuning {_hours(prices.finetuning() / 3600, device)}")
-    if not parts:
-        return []
-    return [f"{' and '.join(parts)} on {device} ({prices.machine.when(prices.precisions)})"]
-
-
-def _pretraining_hours(bill: Bill, some: Costs, keys: Collection[str] | None) -> float | None:
-    """Return the hours of these training jobs (`keys`, None: all), or None if unknown for some of them."""
-    if bill.prices is None:
-        return some.device_hours(bill.device, bill.efficiency) if bill.efficiency else None
-    every = bill.prices.priced if keys is None else set(keys) <= bill.prices.jobs.keys()
-    return bill.prices.pretraining(keys) / 3600 if every else None
+    if bill.machine is None:
+        hours = bill.hours() if plan.jobs else None
+        return [] if hours is None else [f"{_hours(hours, device)} on {device} at {bill.efficiency:.0%}"]
+    parts = [f"pretraining {_hours(bill.pretraining(), device)}"] if bill.jobs else []
+    parts += [f"fine-tuning {_hours(bill.finetuning(bill.grids), device)}"] if bill.tunings else []
+    return [f"{' and '.join(parts)} on {device} ({bill.machine.when(bill.precisions)})"] if parts else []
 
 
 def _next(plan: Plan, left: list[str], tuned: int, bill: Bill, command_path: str) -> str:
@@ -232,13 +110,11 @@ def _next(plan: Plan, left: list[str], tuned: int, bill: Bill, command_path: str
         return f"all {every} computed. See: biphase report {command_path}"
     if len(left) == plan.job_count and not tuned:
         return f"nothing computed yet. Next: biphase run {command_path}"
-    steps = sum(plan.jobs[key].steps for key in left)
-    hours = _pretraining_hours(bill, costs(plan, left), left)
-    if bill.prices and hours is not None:
-        hours += bill.prices.finetuning(bill.tunings_left) / 3600
+    steps, hours = sum(plan.jobs[key].steps for key in left), bill.hours(left)
     done = _jobs_and_tunings(plan.job_count, finetunings, (plan.job_count - len(left), tuned))
     to_go = f", {steps:,} steps left" if left else ""
-    to_go += f", {_hours(hours, bill.device)}" if hours else ""
+    if hours is not None and (hours := hours + bill.finetuning(bill.left)):
+        to_go += f", {_hours(hours, bill.device)}"
     return f"{done} done{to_go}. Next: biphase run {command_path}"
 
 
@@ -302,12 +178,35 @@ def render(
 def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> dict[str, Any]:
     """Return the same facts for programs."""
     finetunings, scores = trials_line(plan)
-    return (
-        plan.to_json()
-        | {"done": [key for key in plan.jobs if key in done]}
-        | bill_json(plan, bill, plan.left(done))
-        | {"finetunings": finetunings, "finetunings_done": tuned, "scores": scores}
-    )
+    left = plan.left(done)
+    every, took = costs(plan), bill.elapsed(plan, left)
+
+    def numbers(some: Costs, keys: Collection[str] | None) -> dict[str, Any]:
+        hours = bill.hours(keys)
+        return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
+
+    return plan.to_json() | {
+        "done": [key for key in plan.jobs if key in done],
+        "device": bill.device,
+        "efficiency": bill.efficiency,
+        "costs": numbers(every, None),
+        "costs_left": numbers(costs(plan, left), left),
+        "prices": bill.prices_json(left),
+        "elapsed": asdict(took) if took else None,
+        "corpora": [
+            {
+                "name": text.corpus.name,
+                "tokens": text.tokens,
+                "counted": text.exact,
+                "shard_bytes": text.bytes,
+            }
+            for text in bill.texts
+        ],
+        "notes": [*every.notes, *bill.notes, *_text_notes(bill)],
+        "finetunings": finetunings,
+        "finetunings_done": tuned,
+        "scores": scores,
+    }
 
 
 def key_length(keys: Collection[str]) -> int:
@@ -420,44 +319,32 @@ def _title(run: Pretrain, *, trained: bool) -> str:
 
 
 def _details(run: Pretrain) -> dict[str, str]:
-    """Return everything that a root's key depends on, as text by field."""
+    """Return everything that a root's key depends on, as "name value" by the path of the field."""
     if not run.corpus:  # an existing model, not trained here
         return _fields(run.start)
-    corpus, packing = corpus_of(run), run.packing
-    tokenizer = corpus.tokenizer
-    details = {
-        **{f"start {name}": text for name, text in _fields(run.start, but=("name", "precision")).items()},
-        "source": f"from {corpus.source}",
-        "heldout": f"heldout {corpus.heldout}" if corpus.heldout else "1 in 1,000 held out",
-        "text": f"text {corpus.text}",
-        "tokens": f"{short(corpus.tokens)} tokens at most" if corpus.tokens else "all tokens",
-        "bos": "bos" if corpus.bos else "no bos",
-        "tokenizer": f"{type(tokenizer).__name__} {', '.join(_fields(tokenizer).values())}",
-        "seed": f"seed {run.seed}",
-        "lr": f"lr {run.schedule.peak:g}",
-        "warmup": f"warmup {run.schedule.warmup:,}",
-        "batch": f"batch {run.batch_tokens:,}",
-        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
-        "shortest": f"shortest {getattr(packing, 'shortest', 0)}",
-        "apart": "documents apart" if getattr(packing, "document_mask", False) else "documents together",
-        "precision": run.precision,
-        "adapter": f"LoRA of rank {run.adapter.rank}" if run.adapter else "all weights",
-        "freeze": f"{run.freeze} frozen",
-        **_fields(run.optimizer),
-    }
-    if not isinstance(packing, Chunks):
-        del details["shortest"]
-    return details
+    rate = {"lr": f"lr {run.schedule.peak:g}", "warmup": f"warmup {run.schedule.warmup:,}"}
+    others = [
+        _fields(getattr(run, name), name)
+        for name in ("seed", "packing", "precision", "adapter", "freeze", "optimizer")
+    ]
+    return (
+        _fields(run.start, "start", but=("name", "precision"))
+        | _fields(corpus_of(run), "corpus", but=("name",))
+        | rate
+        | {"batch": f"batch {run.batch_tokens:,}"}
+        | {path: text for some in others for path, text in some.items()}
+    )
 
 
-def _fields(record: Any, but: Collection[str] = ()) -> dict[str, str]:
-    """Return the fields of a record as "name value" by name."""
-
-    def value(of: Any) -> str:
-        return f"{of:g}" if isinstance(of, float) else str(of)
-
-    names = [each.name for each in fields(record) if each.name not in but]
-    return {name: f"{name} {value(getattr(record, name))}" for name in names}
+def _fields(value: Any, path: str = "", but: Collection[str] = ()) -> dict[str, str]:
+    """Return the fields of a record, also of records inside it, as "name value" by their path."""
+    if not is_dataclass(value):
+        shown = f"{value:g}" if isinstance(value, float) else str(value)
+        return {path: f"{path.split('/')[-1]} {shown}"}
+    named = [(each.name, getattr(value, each.name)) for each in fields(value) if each.name not in but]
+    inner = [_fields(item, f"{path}/{name}".strip("/")) for name, item in named]
+    kind = {path: f"{path.split('/')[-1]} {type(value).__name__}"} if path else {}
+    return kind | {path: text for some in inner for path, text in some.items()}
 
 
 # ---------------------------------------------------------------- runs and status
@@ -487,20 +374,18 @@ def closing(
     stopped: bool,
     command: str,
     study: str,
-    tuned: ledger.TrialSurvey | None = None,
     unsaved: float = 0.0,
 ) -> str:
     """Return the last lines of a run: results, and how to continue.
 
-    Results that cannot be read are added to `failed`. `tuned`: the survey of fine-tunings, if already made. `unsaved`:
-    seconds of fine-tuning that a stop has lost.
+    Results that cannot be read are added to `failed`. `unsaved`: seconds of fine-tuning that a stop has lost.
     """
-    tuned = tuned or ledger.survey_trials(plan, store)
+    tuned = ledger.survey_trials(plan, store)
     failed |= tuned.damaged
     done = ledger.settled(plan, store, tuned)
     damaged: dict[str, str] = {}
-    lines = tables(plan, store, damaged)
-    listed = set(failed.values())  # a damaged trial is already listed under its fine-tuning
+    lines = tables(plan, store, tuned, damaged)
+    listed = set(failed.values())  # a fine-tuning may have failed for the same reason
     failed |= {key: error for key, error in damaged.items() if error not in listed}
     lines += [f"failed  {key[:KEY_DIGITS]}  {error}" for key, error in failed.items()]
     where = [f"{len(done)} of {plan.job_count} training jobs"] if plan.job_count else []
@@ -552,12 +437,12 @@ def shards_text(shards: Any, folder: Path) -> str:
     return "\n".join(lines)
 
 
-def tables(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+def tables(plan: Plan, store: Store, tuned: ledger.TrialSurvey, damaged: dict[str, str]) -> list[str]:
     """Return held-out losses, then scores, each table followed by a blank line.
 
     A result that cannot be read has no row; the reason is added to `damaged` by its key.
     """
-    lines = [*results_table(plan, store, damaged), *score_table(plan, store, damaged)]
+    lines = [*results_table(plan, store, damaged), *score_table(plan, tuned)]
     return ["", *lines] if lines else []
 
 
@@ -611,9 +496,9 @@ def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
     return lines
 
 
-def score_table(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[str]:
+def score_table(plan: Plan, tuned: ledger.TrialSurvey) -> list[str]:
     """Return scores as a table, with notes below and a blank line; empty before any trial is done."""
-    rows = score_rows(plan, store, damaged)
+    rows = score_rows(plan, tuned.trials)
     if not any(row.done for row in rows):
         return []
     untrained = {task.name for spec in plan.tuned.values() for task in spec.tasks if task.zero_shot}
@@ -679,7 +564,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     entries = ledger.survey_jobs(plan, store)
     tuned = ledger.survey_trials(plan, store)
     damaged: dict[str, str] = {}
-    below = tables(plan, store, damaged)
+    below = tables(plan, store, tuned, damaged)
     done = sum(entry.standing == "done" for entry in entries.values())
     broken = {key for key, entry in entries.items() if entry.standing == "failed"}
     unfinished = plan.left(ledger.settled(plan, store, tuned) - broken)
@@ -749,8 +634,8 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "failed": {tuning.title(plan): error for tuning, error in tuned.failed.values()},
             "kept": {tuning.title(plan): step for tuning, step in tuned.kept.values()},
         },
-        "scores": scores_json(plan, store, damaged),
-        "damaged": damaged,  # key → why an existing result cannot be used
+        "scores": scores_json(score_rows(plan, tuned.trials)),
+        "damaged": damaged | tuned.unreadable,  # key → why an existing result cannot be used
     }
 
 

@@ -81,15 +81,19 @@ Terms = dict[str, float]
 
 @dataclass(frozen=True)
 class Speeds:
-    """Fitted speeds of a device in one precision, in seconds per unit of each kind of work; empty: not measured."""
+    """Fitted speeds of a device in one precision, in seconds per unit of each kind of work."""
 
     precision: str
+    measured: dict[
+        str, int
+    ]  # kind of case → how many were measured; the speeds of other kinds are the prior's
+    worst: dict[
+        str, float
+    ]  # largest relative error on the measured cases: what the form of the model cannot express
     micro_tokens: float  # tokens per micro-batch in the measurements
     base: Terms
-    pretrain: bool
     finetune: Terms
     score: Terms
-    worst: float  # largest relative error on the measured cases
 
     def step(
         self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
@@ -121,18 +125,7 @@ class Speeds:
 def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
     """Return the speeds that `fit` found in this precision, or None if it was not measured."""
     fitted = model["precisions"].get(precision)
-    if fitted is None:
-        return None
-    measured = fitted["measured"]
-    return Speeds(
-        precision,
-        fitted["micro_tokens"],
-        fitted["base"],
-        pretrain="pretrain" in measured,
-        finetune=fitted["finetune"] if "finetune" in measured else {},
-        score=fitted["score"] if "score" in measured else {},
-        worst=max(fitted["worst"].values()),
-    )
+    return None if fitted is None else Speeds(precision, **fitted)
 
 
 # ---------------------------------------------------------------- amounts of work
@@ -201,10 +194,8 @@ def fit(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Fit the speeds of a device to measured cases, separately for each precision; the result is JSON."""
     by_precision: dict[str, list[Mapping[str, Any]]] = {}
     for case in cases:
-        _check(case)
-        if case.get("packing") == "documents":
-            continue  # the attended length depends on the text
-        by_precision.setdefault(case.get("precision", "bf16"), []).append(case)
+        if case.get("packing") != "documents":  # where the attended length depends on the text
+            by_precision.setdefault(_precision(case), []).append(case)
     if not by_precision:
         raise SpecError("there are no measured cases to fit; make some: biphase bench scale --save")
     return {"form": FORM, "precisions": {name: _fit(name, some) for name, some in by_precision.items()}}
@@ -231,7 +222,6 @@ def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
     micro_tokens = [case["rows"] * case["length"] for case in pretrain]
     return {
         "measured": {kind: len(works) for kind, (_, works, _) in fits.items() if works},
-        # The largest error on the fitted cases themselves: what the form of the model cannot express.
         "worst": {kind: _worst(*fit) for kind, fit in fits.items() if fit[1]},
         "micro_tokens": float(median(micro_tokens)) if pretrain else 1.0,
         "base": base,
@@ -292,27 +282,6 @@ def _tuned_work(base: Terms, case: Mapping[str, Any], precision: str) -> Terms:
     return _tuning(base, _case_shape(case), case["tokens"], case["batch"], precision, 1)
 
 
-def _check(case: Mapping[str, Any]) -> None:
-    needed = {
-        "pretrain": ("size", "vocab", "objective", "packing", "length", "rows", "seconds"),
-        "finetune": ("size", "vocab", "batch", "tokens", "seconds"),
-        "score": ("size", "vocab", "tokens_per_second"),
-    }
-    kind = case.get("kind", "")
-    if kind not in needed:
-        raise SpecError(f"a measured case is of the kind {kind!r}; {nearest(kind, KINDS)}")
-    lacking = [name for name in needed[kind] if name not in case]
-    if lacking:
-        raise SpecError(
-            f"a measured {kind} case lacks {', '.join(lacking)}; measure again: biphase bench scale --save"
-        )
-    if case["size"] not in SIZES:
-        raise SpecError(f"a measured case has the size {case['size']!r}; {nearest(case['size'], SIZES)}")
-    number = case["tokens_per_second" if kind == "score" else "seconds"]
-    if not (isinstance(number, int | float) and math.isfinite(number) and number > 0):
-        raise SpecError(f"a measured {kind} case took {number!r}; measure again: biphase bench scale --save")
-
-
 # ---------------------------------------------------------------- devices
 # A device file holds its title, date and versions, the measured cases and the speeds fitted to them. If both the
 # store and the shipped assets have a device, the store's file takes precedence; the shipped one adds precisions
@@ -350,12 +319,11 @@ class PricedDevice:
 
     def when(self, precisions: Collection[str]) -> str:
         """Say when these precisions were measured, and with which torch version."""
-        origins = {
-            name: f"{self.origins[name].date}, torch {self.origins[name].torch}" for name in precisions
-        }
-        if len(set(origins.values())) == 1:
-            return f"measured {next(iter(origins.values()))}"
-        return f"measured {'; '.join(f'{name} {when}' for name, when in origins.items())}"
+        origins = [(name, self.origins[name]) for name in precisions]
+        dates = {name: f"{origin.date}, torch {origin.torch}" for name, origin in origins}
+        if len(set(dates.values())) == 1:
+            return f"measured {next(iter(dates.values()))}"
+        return f"measured {'; '.join(f'{name} {when}' for name, when in dates.items())}"
 
     def completed_by(self, other: PricedDevice) -> PricedDevice:
         """Add the precisions that only `other` has; each precision is fitted separately, so they are independent."""
@@ -377,8 +345,7 @@ class PricedDevice:
             f"{step} at {', '.join(size for size in SIZES if size in sizes)}"
             for step, sizes in measured.items()
         ]
-        errors = [max(self.model["precisions"][name]["worst"].values()) for name in precisions]
-        worst = max(errors, default=0.0)
+        worst = max(max(self.model["precisions"][name]["worst"].values()) for name in precisions)
         return f"measured steps behind these hours: {'; '.join(steps)}; fitted within {worst:.0%}"
 
     def not_measured(self, sizes: Collection[str]) -> list[str]:
@@ -387,7 +354,7 @@ class PricedDevice:
         return [size for size in sizes if size not in measured]
 
 
-def _precision(case: dict[str, Any]) -> str:
+def _precision(case: Mapping[str, Any]) -> str:
     return case.get("precision", "bf16")
 
 

@@ -18,8 +18,9 @@ import math
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
@@ -66,8 +67,12 @@ def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     entries = {}
     for key, job in plan.jobs.items():
         if key in done:
-            entry = _done(job, store)
-            entries[key] = entry if key in whole else replace(entry, weights=False, holder=holders.get(key))
+            holder = None if key in whole else holders.get(key)
+            try:
+                about = read_checkpoint_file(store.readable(store.checkpoints / key))
+                entries[key] = JobStatus(job, "done", about["progress"], holder, weights=key in whole)
+            except StoreError as wrong:
+                entries[key] = JobStatus(job, "failed", None, holder, str(wrong), weights=key in whole)
         elif key in holders:
             entries[key] = JobStatus(job, "running", holder=holders[key])
         elif error := store.fault(store.checkpoints / key) or failed.get(key, {}).get("error", ""):
@@ -83,15 +88,6 @@ def _holders(store: Store) -> dict[str, Holder]:
     return {key: holder for key, holder in holders.items() if holder.alive is not False}
 
 
-def _done(job: TrainingJob, store: Store) -> JobStatus:
-    """Return "done" for a published checkpoint, or "failed" if its metadata cannot be read."""
-    try:
-        about = read_checkpoint_file(store.readable(store.checkpoints / job.key))
-        return JobStatus(job, "done", progress=about["progress"])
-    except StoreError as wrong:
-        return JobStatus(job, "failed", error=str(wrong))
-
-
 # ---------------------------------------------------------------- failures
 
 
@@ -103,14 +99,8 @@ def note_failure(plan: Plan, store: Store, key: str, error: BaseException) -> No
     """Record why a job failed; the next `biphase run` tries it again."""
     folder = _failures_folder(plan, store)
     folder.mkdir(parents=True, exist_ok=True)
-    lines = traceback.format_exception(error)
-    record = {
-        "key": key,
-        "error": one_line(error),
-        "traceback": "".join(lines),
-        "at": time.strftime("%FT%TZ", time.gmtime()),
-    }
-    write_json(folder / f"{key}.json", record)
+    lines, now = "".join(traceback.format_exception(error)), time.strftime("%FT%TZ", time.gmtime())
+    write_json(folder / f"{key}.json", {"key": key, "error": one_line(error), "traceback": lines, "at": now})
 
 
 def forget_failure(plan: Plan, store: Store, key: str) -> None:
@@ -227,34 +217,23 @@ def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[F
     for model in (*plan.roots, *plan.jobs):
         if model not in plan.tuned or (models is not None and model not in models):
             continue
-        for task, scored in lenders(plan.tuned[model]).items():
-            yield from _grid(plan, plan.tuned[model], model, task, scored)
-
-
-def lenders(spec: Finetune) -> dict[Task, tuple[Task, ...]]:
-    """Map each task that is trained on to the tasks that are scored with its model."""
-    scored: dict[Task, tuple[Task, ...]] = {}
-    for task in spec.tasks:
-        lender = spec.lender(task)
-        scored[lender] = (*scored.get(lender, ()), task)
-    return {task: scored[task] for task in spec.tasks if task in scored}
-
-
-def _grid(
-    plan: Plan, spec: Finetune, model: str, task: Task, scored: tuple[Task, ...]
-) -> Iterator[FineTuning]:
-    for lr in spec.lrs:
-        for seed in spec.seeds:
-            key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
-            trials = tuple(
-                Trial(
-                    trial_key(key, plan.tasks[each.name], spec.pool(each)),
-                    each,
-                    spec.metric(each),
+        spec = plan.tuned[model]
+        for task, scored in lenders(spec).items():
+            for lr, seed in product(spec.lrs, spec.seeds):
+                key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
+                trials = tuple(
+                    Trial(trial_key(key, plan.tasks[each.name], spec.pool(each)), each, spec.metric(each))
+                    for each in scored
                 )
-                for each in scored
-            )
-            yield FineTuning(key, model, task, lr, seed, trials)
+                yield FineTuning(key, model, task, lr, seed, trials)
+
+
+def lenders(spec: Finetune) -> dict[Task, list[Task]]:
+    """Map each task that is trained on to the tasks that are scored with its model."""
+    scored: dict[Task, list[Task]] = {}
+    for task in spec.tasks:
+        scored.setdefault(spec.lender(task), []).append(task)
+    return {task: scored[task] for task in spec.tasks if task in scored}
 
 
 def finished(tuning: FineTuning, store: Store) -> bool:
@@ -278,7 +257,7 @@ def kept(plan: Plan, store: Store) -> dict[str, tuple[FineTuning, int]]:
     return {tuning.key: (tuning, saved[tuning.key]) for tuning in tunings if not finished(tuning, store)}
 
 
-def settled(plan: Plan, store: Store, tuned: Count | TrialSurvey) -> set[str]:
+def settled(plan: Plan, store: Store, tuned: Count) -> set[str]:
     """Return the checkpoints that need not be computed.
 
     These are all that are done, except those whose weights are on another machine and needed here.
@@ -308,46 +287,53 @@ def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Co
 
 
 @dataclass(frozen=True)
-class TrialSurvey:
+class TrialSurvey(Count):
     """The fine-tunings of a plan and their status."""
 
-    done: int
-    of: int
     running: dict[str, tuple[FineTuning, Holder]]
     failed: dict[str, tuple[FineTuning, str]]
     damaged: dict[str, str]  # failed because published scores cannot be read, and why
     kept: dict[str, tuple[FineTuning, int]]  # stopped at this step with a checkpoint; not running, not failed
     seconds_left: float | None  # at the speed measured so far, on as many workers as run now
+    trials: dict[str, dict[str, Any]]  # what `score_rows` needs of each trial, by key
+    unreadable: dict[str, str]  # trials that exist and cannot be read, and why
 
 
 def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
     every = {tuning.key: tuning for tuning in finetunings(plan)}
     holders, noted = _holders(store), failures(plan, store)
-    took: list[float] = []
-    left: dict[str, FineTuning] = {}
+    trials: dict[str, dict[str, Any]] = {}
+    unreadable: dict[str, str] = {}
     damaged: dict[str, str] = {}
+    took: list[float] = []
+    left: list[str] = []
     for key, tuning in every.items():
-        if finished(tuning, store):
-            try:
-                trials = [read_trial(store, trial.key, trial.metric) for trial in tuning.trials]
-                took.append(sum(sum(trial["seconds"].values()) for trial in trials))
-            except StoreError as wrong:
-                damaged[key] = str(wrong)
-            continue
-        left[key] = tuning
+        faults = []
         for trial in tuning.trials:
             if fault := store.fault(store.trials / trial.key):
-                damaged.setdefault(key, fault)
-    running = {key: (tuning, holders[key]) for key, tuning in left.items() if key in holders}
+                faults.append(fault)
+            elif store.knows(store.trials / trial.key):
+                try:
+                    about = read_trial(store, trial.key, trial.metric)
+                    trials[trial.key] = {name: about[name] for name in KEPT if name in about}
+                except StoreError as wrong:
+                    unreadable[trial.key] = str(wrong)
+                    faults.append(str(wrong))
+        if faults:
+            damaged[key] = faults[0]
+        if not finished(tuning, store):
+            left.append(key)
+        elif not faults:
+            took.append(sum(sum(trials[trial.key]["seconds"].values()) for trial in tuning.trials))
     errors = {key: noted[key]["error"] for key in left if key in noted} | damaged
-    failed = {
-        key: (tuning, errors[key]) for key, tuning in every.items() if key in errors and key not in running
-    }
-    stopped = {
-        key: entry for key, entry in kept(plan, store).items() if key not in running and key not in failed
-    }
+    running = {key: (every[key], holders[key]) for key in left if key in holders}
+    failed = {key: (every[key], errors[key]) for key in every if key in errors and key not in running}
+    resumable = kept(plan, store)
+    stopped = {key: resumable[key] for key in resumable if key not in running and key not in failed}
     seconds_left = sum(took) / len(took) * len(left) / max(1, len(running)) if took else None
-    return TrialSurvey(len(took), len(every), running, failed, damaged, stopped, seconds_left)
+    return TrialSurvey(
+        len(took), len(every), running, failed, damaged, stopped, seconds_left, trials, unreadable
+    )
 
 
 def read_trial(store: Store, key: str, metric: str = "") -> dict[str, Any]:
@@ -444,22 +430,12 @@ class Row:
         return [(score["what"], score["test"]) for score in known if score]
 
 
-def score_rows(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[Row]:
-    """Return a row for every result × task of a plan; reasons why trials cannot be read are added to `damaged`."""
-    damaged = {} if damaged is None else damaged
+def score_rows(plan: Plan, trials: Mapping[str, dict[str, Any]]) -> list[Row]:
+    """Return a row for every result × task of a plan; `trials`: those that are done, of a `TrialSurvey`."""
     cells: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
     for tuning in finetunings(plan):
         for trial in tuning.trials:
-            kept = None
-            if store.knows(store.trials / trial.key):
-                try:
-                    about = read_trial(store, trial.key, trial.metric)
-                    kept = {
-                        name: about[name] for name in KEPT if name in about
-                    }  # there are thousands of trials
-                except StoreError as wrong:
-                    damaged[trial.key] = str(wrong)
-            cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = kept
+            cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = trials.get(trial.key)
     return [
         _row(name, task.name, cells[model, task.name])
         for name, model in plan.results.items()
@@ -487,16 +463,10 @@ def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Ro
             [trial.get("constant", {}).get("test", "") for trial in trials],
         )
 
-    tests = [trial["scores"]["test"] for trial in done.values()]
-    shared = [name for name in tests[0] if all(name in test for test in tests)]  # old trials have fewer
-    return replace(
-        row,
-        by_mean=selected(choice.by_mean),
-        by_seed=selected(choice.by_seed),
-        metrics={
-            name: [done[choice.by_mean, seed]["scores"]["test"][name] for seed in seeds] for name in shared
-        },
-    )
+    tests = {cell: trial["scores"]["test"] for cell, trial in done.items()}
+    shared = [name for name in next(iter(tests.values())) if all(name in test for test in tests.values())]
+    metrics = {name: [tests[choice.by_mean, seed][name] for seed in seeds] for name in shared}
+    return replace(row, by_mean=selected(choice.by_mean), by_seed=selected(choice.by_seed), metrics=metrics)
 
 
 def half_width(values: list[float]) -> float | None:
@@ -507,8 +477,7 @@ def half_width(values: list[float]) -> float | None:
 
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    quantile = float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1))
-    return quantile * math.sqrt(variance / len(values))
+    return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * math.sqrt(variance / len(values))
 
 
 def with_interval(values: list[float]) -> str:
@@ -519,7 +488,7 @@ def with_interval(values: list[float]) -> str:
     return f"{mean:.2f} {beside(mean, mean - 100 * half, mean + 100 * half)}"
 
 
-def scores_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None) -> list[dict[str, Any]]:
+def scores_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
     """Return the rows for programs."""
     return [
         {
@@ -534,7 +503,7 @@ def scores_json(plan: Plan, store: Store, damaged: dict[str, str] | None = None)
             **_selected_json(row.by_mean, ""),
             **_selected_json(row.by_seed, "_by_seed"),
         }
-        for row in score_rows(plan, store, damaged)
+        for row in rows
     ]
 
 

@@ -53,31 +53,31 @@ ANSWER_SECONDS = 10.0
 class LoadedStudy:
     study: Study
     question: str
-    path: Path
 
 
 def load(path: Path | str) -> LoadedStudy:
     """Load the study at `path`: a Python file, which is run, or a plan.json, which is read."""
     path = Path(path)
-    if path.is_dir():
-        raise SpecError(f"{path} is a folder; type a study file in it{_examples(path)}")
-    if not path.exists():
-        raise SpecError(f"no file {path}{_did_you_mean(path)}")
+    if not path.is_file():
+        raise SpecError(f"no file {path}{' (it is a folder)' if path.is_dir() else ''}{_did_you_mean(path)}")
     if path.suffix not in (".py", ".json"):
         raise SpecError(f"{path} is no study: a study is a Python file (.py), or the plan.json made of one")
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError) as wrong:
-        raise SpecError(f"{path} cannot be read: {one_line(wrong)}") from None
-    return _from_plan(path, text) if path.suffix == ".json" else _from_file(path, text)
+    study, question = _from_plan(path) if path.suffix == ".json" else _from_file(path)
+    if not isinstance(study, Study):
+        plan = path.suffix == ".json"
+        remedy = "make it again: biphase run STUDY.py" if plan else "type study = Study('name', runs=(…))"
+        raise SpecError(f"{path}: its `study` is {type(study).__name__}, not a Study; {remedy}")
+    return LoadedStudy(study, question)
 
 
-def _from_file(path: Path, text: str) -> LoadedStudy:
+def _from_file(path: Path) -> tuple[object, str]:
     # `compile` gets this name, so that `_line` finds the frames of this file in a traceback.
     name = str(path)
     try:
-        tree = ast.parse(text, name)
+        tree = ast.parse(path.read_text(encoding="utf-8"), name)
         code = compile(tree, name, "exec")
+    except (OSError, UnicodeDecodeError) as wrong:
+        raise SpecError(f"{path} cannot be read: {one_line(wrong)}") from None
     except (SyntaxError, ValueError) as wrong:  # older Python versions raise ValueError for a null byte
         line, what = getattr(wrong, "lineno", None) or 1, getattr(wrong, "msg", str(wrong))
         raise SpecError(f"{name}:{line}: SyntaxError: {what}") from None
@@ -86,36 +86,18 @@ def _from_file(path: Path, text: str) -> LoadedStudy:
         exec(code, variables)
     except (Exception, SystemExit) as wrong:
         raise SpecError(f"{name}:{_line(wrong, name)}: {one_line(wrong)}") from None
-    if "study" not in variables:
-        raise SpecError(f"{path} has no variable `study`; end it with study = Study('name', runs=(…))")
-    study = variables["study"]
-    if not isinstance(study, Study):
-        raise SpecError(
-            f"{path}: `study` is a {type(study).__name__}, not a Study; type study = Study('name', runs=(…))"
-        )
     docstring = (ast.get_docstring(tree) or "").strip()
-    return LoadedStudy(study, docstring.partition("\n")[0].strip(), path)
+    return variables.get("study"), docstring.partition("\n")[0].strip()
 
 
-def _from_plan(path: Path, text: str) -> LoadedStudy:
+def _from_plan(path: Path) -> tuple[object, str]:
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError) as wrong:
-        raise SpecError(f"{path} is not JSON ({wrong}); make it again: biphase run STUDY.py") from None
-    if isinstance(data, dict):
-        try:
-            data = read_checked(path)
-        except StoreError as wrong:
-            raise SpecError(f"{one_line(wrong)}: biphase run STUDY.py") from None
-    if not isinstance(data, dict) or "study" not in data:
-        raise SpecError(f'{path} is no plan: it has no "study"; make it again: biphase run STUDY.py')
-    try:
-        study = decode(data["study"])
+        plan = read_checked(path)
+        return decode(plan.get("study")), str(plan.get("question", ""))
+    except StoreError as wrong:
+        raise SpecError(f"{one_line(wrong)}: biphase run STUDY.py") from None
     except (SpecError, TypeError, RecursionError) as wrong:
         raise SpecError(f"{path}: {one_line(wrong)}") from None
-    if not isinstance(study, Study):
-        raise SpecError(f'{path}: its "study" is no Study; make it again: biphase run STUDY.py')
-    return LoadedStudy(study, str(data.get("question", "")), path)
 
 
 def _line(wrong: BaseException, name: str) -> int:
@@ -124,22 +106,15 @@ def _line(wrong: BaseException, name: str) -> int:
     return lines[-1] or 1 if lines else 1
 
 
-def _examples(folder: Path) -> str:
-    files = sorted(folder.glob("*.py"))
-    return f", e.g. {files[0]}" if files else ""
-
-
 def _did_you_mean(path: Path) -> str:
     """Suggest the file that was probably meant, from the same folder or from studies/."""
-    files = [*path.parent.glob("*.py"), *path.parent.glob("*.json"), *Path("studies").glob("*.py")]
-    by_stem: dict[str, Path] = {}
-    for file in files:
-        by_stem.setdefault(file.name, file)
-        by_stem.setdefault(file.stem, file)
-    close = get_close_matches(path.name, by_stem, n=1) or get_close_matches(path.stem, by_stem, n=1)
+    folder = path if path.is_dir() else path.parent
+    files = [*folder.glob("*.py"), *folder.glob("*.json"), *Path("studies").glob("*.py")]
+    by_name = {name: file for file in reversed(files) for name in (file.stem, file.name)}
+    close = get_close_matches(path.name, by_name, n=1) or get_close_matches(path.stem, by_name, n=1)
     if close:
-        return f"; did you mean {by_stem[close[0]]}?"
-    return "; write one, or see studies/ for examples" if not files else f"; there is {files[0]}"
+        return f"; did you mean {by_name[close[0]]}?"
+    return f"; there is {files[0]}" if files else "; write one, or see studies/ for examples"
 
 
 # ---------------------------------------------------------------- corpora and tokenizers
@@ -197,16 +172,14 @@ def run_named(
     how: dict[str, Any] = {"gguf": gguf, "windows": windows}
     folder = Path(model).expanduser()
     if folder.is_dir():
-        if not gguf and not (folder / "config.json").is_file():
-            raise SpecError(
-                f"{model} has no config.json; give the folder of a transformers model, or the key of a checkpoint"
-                f"{_gguf_hint(folder)}"
-            )
+        needed = gguf or "config.json"
         # Absolute, since the saved plan is read from other working directories.
         start = Hub(str(folder.resolve()), **how)
-        if gguf and not (folder / gguf).is_file():
+        if not (folder / needed).is_file():
+            files = sorted(path.name for path in folder.glob("*.gguf"))
+            hint = f"; of the GGUF there: --gguf {files[0]}" if files else ""
             raise SpecError(
-                f"{model} has no file {gguf}{_gguf_hint(folder) or '; give the folder that has it'}"
+                f"{model} has no {needed}; give the folder of a transformers model, or the key of a checkpoint{hint}"
             )
         return Pretrain(_name(folder.resolve().name), start=start)
     if re.fullmatch(rf"[0-9a-f]{{{KEY_DIGITS},}}", model):
@@ -252,12 +225,11 @@ def _run_up_to(key: str, store: Store) -> Pretrain:
     run, step = decode(about["run"]), int(about["progress"]["step"])
     if step == run.steps:
         return replace(run, keep=())  # the other checkpoints that the run kept are not needed
-    if step > run.decay_start:
+    if not run.schedule.warmup <= step <= run.decay_start:
         raise SpecError(
-            f"{key[:KEY_DIGITS]} was saved in the middle of a decay; give the key of its beginning or its end"
+            f"{key[:KEY_DIGITS]} was saved in the middle of a warmup or decay; give the key of a checkpoint between "
+            "them, or of the end"
         )
-    if step < run.schedule.warmup:
-        raise SpecError(f"{key[:KEY_DIGITS]} was saved in the middle of a warmup; give a later key")
     stages: list[Stage] = []
     left = step
     for stage in run.stages:
@@ -266,11 +238,6 @@ def _run_up_to(key: str, store: Store) -> Pretrain:
             left -= stages[-1].steps
     schedule = WSD(run.schedule.peak, int(run.schedule.warmup), 0)
     return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
-
-
-def _gguf_hint(folder: Path) -> str:
-    files = sorted(path.name for path in folder.glob("*.gguf"))
-    return f"; of the GGUF there: --gguf {files[0]}" if files else ""
 
 
 def _name(text: str) -> str:
@@ -299,16 +266,15 @@ def pinned(study: Study, store: Store, *, ask: bool) -> Study:
         return run if start is run.start else replace(run, start=start)
 
     runs = tuple(of_run(run) for run in study.runs)
-    unchanged = all(new is old for new, old in zip(runs, study.runs, strict=True))
-    return study if unchanged else replace(study, runs=runs)
+    return study if runs == study.runs else replace(study, runs=runs)
 
 
 def commit_of(source: str, store: Store, *, note: bool = True) -> str:
     """Return the commit a hub model is pinned to; if none, ask the hub and, with `note`, record the answer."""
-    known = _known(store)
-    if source in known:
-        return known[source]
-    return remember(source, _ask(source), store) if note else _ask(source)
+    commit = _known(store).get(source)
+    if commit is None:
+        commit = remember(source, _ask(source), store) if note else _ask(source)
+    return commit
 
 
 def _known(store: Store) -> dict[str, str]:
@@ -322,11 +288,12 @@ def _known(store: Store) -> dict[str, str]:
             f"{path} cannot be read ({one_line(wrong)}); put it back, or remove it and models are pinned anew"
         ) from None
     if not isinstance(pins, dict):
-        raise StoreError(f"{path} is no list of pins; put it back, or remove it and models are pinned anew")
+        pins = {"": pins}
     for source, commit in pins.items():
         if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
             raise StoreError(
-                f"{path} pins {source} to {commit!r}, which is no commit of 40 hex digits; correct that line"
+                f"{path} pins {source!r} to {commit!r}, which is no commit of 40 hex digits; correct that line, or "
+                "remove the file and models are pinned anew"
             )
     return pins
 

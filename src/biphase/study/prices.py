@@ -1,8 +1,8 @@
-"""Predicted seconds of a plan: on one device, on several workers, and with each model sharded over many GPUs.
+"""Predicted seconds of a plan: on one device, and on several workers.
 
-`price` predicts every training job and fine-tuning of a plan from a device's measured speeds (`study.devices`);
-`elapsed` simulates the plan on several workers; `ManyGpus` predicts the steps of `biphase plan --gpus`. Plain
-arithmetic throughout.
+`bill` prices every training job and fine-tuning of a plan on a device: from its measured speeds (`study.devices`), or,
+if it was not measured, training jobs by their FLOPs at a share of its peak. `elapsed` simulates the plan on several
+workers. Plain arithmetic throughout.
 
     training job   steps × seconds per step, and the held-out evaluations
     fine-tuning    steps × seconds per step, scoring, and a fixed cost to start one and publish its scores
@@ -16,38 +16,27 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.protocol import (
-    FINETUNE_TOKENS,
-    GIB,
-    heldout_objectives,
-    input_length,
-    micro_rows,
-    supported_head_width,
-    token_share,
-)
-from biphase.specs import Finetune, Hub, Pretrain, Size, Task
+from biphase.errors import BiphaseError
+from biphase.presets import DEVICES
+from biphase.protocol import FINETUNE_TOKENS, heldout_objectives, input_length, token_share
+from biphase.specs import Finetune, Pretrain, Size, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
 from biphase.study.costs import (
-    Load,
+    CorpusTokens,
     ModelShape,
-    ShardingOption,
     Sizes,
     TextLengths,
-    collectives,
-    compiled,
-    flops_per_token,
-    memory,
+    flops_of,
     peak_of,
-    ring_bytes,
     shape_of,
     sizes_of,
+    texts_of,
 )
 from biphase.study.devices import (
     MEASURE,
@@ -56,13 +45,15 @@ from biphase.study.devices import (
     Speeds,
     at_hand,
     device_named,
+    known_devices,
     speeds_of,
 )
 from biphase.study.ledger import finetunings, finished, lenders
 from biphase.study.plan import Plan, TrainingJob
-from biphase.text import counted, short, si
+from biphase.text import counted
 
 EFFICIENCY = 0.4  # share of a device's peak assumed where nothing was measured
+LONG = 24.0  # hours on a CPU above which a GPU is suggested
 DOUBTFUL = 0.15  # if a fit is off by more than this, other work probably ran during the measurement
 TRIAL_SECONDS = 0.3  # to restore weights, initialize a head, and publish scores
 UNKNOWN_VOCAB = 2**17  # assumed where a vocabulary is unknown; its exact size hardly matters if it is large
@@ -71,30 +62,126 @@ Grid = tuple[str, str]  # (key of a model, name of a task)
 
 
 @dataclass(frozen=True)
-class Prices:
-    """Predicted seconds on one device; what is unknown is missing here and named in `notes`."""
+class Bill:
+    """What a plan takes on one device; what is unknown is missing here and named in `notes`."""
 
-    machine: PricedDevice
-    jobs: dict[str, float]  # by the key of the job's checkpoint
-    tunings: dict[Grid, float]  # seconds of one fine-tuning
-    grids: dict[Grid, int]  # number of fine-tunings, including those without a price
-    notes: tuple[str, ...]
-    unmeasured: tuple[str, ...]  # the notes about precisions that were not measured
-    precisions: tuple[str, ...]  # the precisions whose speeds were used
-    priced: bool  # whether every training job has a price
+    device: str
+    efficiency: float | None = None  # if training jobs are priced by FLOPs: their share of the device's peak
+    machine: PricedDevice | None = None  # if all is priced by measured speeds
+    jobs: dict[str, float] = field(default_factory=dict)  # work of each training job: seconds, or FLOPs
+    rate: float = 1.0  # work per second
+    priced: bool = False  # whether every training job has a price
+    tunings: dict[Grid, float] = field(default_factory=dict)  # seconds of one fine-tuning
+    grids: dict[Grid, int] = field(
+        default_factory=dict
+    )  # number of fine-tunings, also of those without a price
+    left: dict[Grid, int] = field(default_factory=dict)  # number of fine-tunings that are not done
+    precisions: tuple[str, ...] = ()  # the precisions whose measured speeds were used
+    notes: tuple[str, ...] = ()
+    unmeasured: tuple[str, ...] = ()  # notes about precisions that were not measured
+    texts: tuple[CorpusTokens, ...] = ()  # the corpora that the plan reads
+    workers: int = 1  # each with its own device
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
-        """Return the seconds of the training jobs `keys`, or of all."""
-        return sum(seconds for key, seconds in self.jobs.items() if keys is None or key in keys)
+        """Return the hours of the training jobs `keys`, or of all, as far as they have a price."""
+        return sum(work for key, work in self.jobs.items() if keys is None or key in keys) / self.rate / 3600
 
-    def finetuning(self, counts: Mapping[Grid, int] | None = None) -> float:
-        """Return the seconds of `counts` fine-tunings of each grid, or of all."""
-        counts = self.grids if counts is None else counts
-        return sum(seconds * counts.get(grid, 0) for grid, seconds in self.tunings.items())
+    def hours(self, keys: Collection[str] | None = None) -> float | None:
+        """Return the hours of the training jobs `keys`, or of all; None if some have no price."""
+        priced = self.priced if keys is None else set(keys) <= self.jobs.keys()
+        return self.pretraining(keys) if priced else None
+
+    def finetuning(self, counts: Mapping[Grid, int]) -> float:
+        """Return the hours of `counts` fine-tunings of each grid."""
+        return sum(seconds * counts.get(grid, 0) for grid, seconds in self.tunings.items()) / 3600
+
+    def elapsed(self, plan: Plan, left: Collection[str]) -> Elapsed | None:
+        """Simulate the training jobs `left` and the fine-tunings that are not done; None if a job has no price."""
+        jobs = {key: self.jobs[key] / self.rate for key in left if key in self.jobs}
+        if len(jobs) < len(left) or not (jobs or self.left):
+            return None
+        return elapsed(plan, jobs, self.tunings, self.left, self.workers)
+
+    def prices_json(self, left: Collection[str]) -> dict[str, Any] | None:
+        """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
+        if self.machine is None:
+            return None
+        origins = {name: asdict(self.machine.origins[name]) for name in self.precisions}
+        return {
+            "measured": {"device": self.machine.title, "precisions": origins},
+            "pretraining_hours": self.pretraining(),
+            "finetuning_hours": self.finetuning(self.grids),
+            "pretraining_hours_left": self.pretraining(left),
+            "finetuning_hours_left": self.finetuning(self.left),
+            "jobs": [{"key": key, "seconds": seconds} for key, seconds in self.jobs.items()],
+            "grids": [
+                {
+                    "model": model,
+                    "task": task,
+                    "finetunings": count,
+                    "left": self.left.get((model, task), 0),
+                    "seconds_each": self.tunings.get((model, task)),
+                }
+                for (model, task), count in self.grids.items()
+            ],
+        }
 
 
-def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Prices:
-    """Predict the seconds of every training job and fine-tuning of a plan.
+def bill(
+    plan: Plan,
+    store: Store,
+    device: str,
+    efficiency: float | None,
+    *,
+    tuned: int,
+    measure: str = MEASURE,
+    workers: int = 1,
+) -> Bill:
+    """Price a plan on `device`, by default the one of this machine.
+
+    If `efficiency` is given, hours are FLOPs at that share of the peak, even where speeds were measured. `tuned`: how
+    many fine-tunings are done. `measure`: the command that measures a device into this store, for messages.
+    """
+    here = "" if device else at_hand()
+    if here and here not in known_devices(store):
+        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure}. Or: --device {PLANNED_DEVICE}"
+        made = Bill(here, notes=(why,))
+    else:
+        made = _bill(plan, store, device or here, efficiency, measure)
+    if tuned and made.machine:
+        made = replace(made, left=left_of(plan, store))
+    notes = (*made.notes, *made.unmeasured)
+    if here == "cpu" and (made.hours() or 0.0) > LONG:
+        notes = (*notes, f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}")
+    return replace(made, notes=notes, texts=tuple(texts_of(plan, store)), workers=max(1, workers))
+
+
+def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, measure: str) -> Bill:
+    machine = device_named(device, store, measure=measure)
+    if efficiency is not None:
+        return price_by_flops(plan, device, efficiency)
+    if machine is None:
+        without = ", without fine-tunings" if plan.study.finetune else ""
+        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
+        return price_by_flops(plan, device, EFFICIENCY, why)
+    made = price(plan, machine, measure=measure)
+    if plan.jobs and not made.jobs and not made.tunings and made.unmeasured and device in DEVICES:
+        why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
+        by_flops = price_by_flops(plan, device, EFFICIENCY, why, *made.notes)
+        return by_flops if by_flops.priced else made
+    return made
+
+
+def price_by_flops(plan: Plan, device: str, efficiency: float, *notes: str) -> Bill:
+    """Price training jobs by their FLOPs at a share of a device's peak; fine-tunings have no price."""
+    flops = {key: flops_of(job) for key, job in plan.jobs.items()}
+    jobs = {key: count for key, count in flops.items() if count is not None}
+    rate = peak_of(device) * efficiency
+    return Bill(device, efficiency, jobs=jobs, rate=rate, priced=len(jobs) == plan.job_count, notes=notes)
+
+
+def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
+    """Predict the seconds of every training job and fine-tuning of a plan from a device's measured speeds.
 
     `measure`: the command that measures a device, for messages.
     """
@@ -108,53 +195,24 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Price
             seconds = pricing.tuning(runs[model], spec, task, scored)
             if seconds is not None:
                 tunings[model, task.name] = seconds
-    unmeasured = pricing.unmeasured_notes()
-    return Prices(
-        machine,
-        jobs,
-        tunings,
-        grids,
-        notes=(*pricing.notes, *pricing.shape_notes(), *unmeasured),
-        unmeasured=unmeasured,
-        precisions=tuple(pricing.used),
+    return Bill(
+        machine.name,
+        machine=machine,
+        jobs=jobs,
         priced=len(jobs) == plan.job_count,
+        tunings=tunings,
+        grids=grids,
+        left=grids,
+        precisions=tuple(pricing.used),
+        notes=pricing.all_notes(),
+        unmeasured=pricing.unmeasured_notes(),
     )
 
 
 def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
     """Return how many fine-tunings of each grid are left to run."""
-    counts: dict[Grid, int] = {}
-    for tuning in finetunings(plan):
-        if not finished(tuning, store):
-            grid = tuning.model, tuning.task.name
-            counts[grid] = counts.get(grid, 0) + 1
-    return counts
-
-
-def prices_json(prices: Prices, left: Collection[str], counts: Mapping[Grid, int]) -> dict[str, Any]:
-    """Return prices for programs; `left` and `counts`: the training jobs and fine-tunings that are not done."""
-    machine = prices.machine
-    return {
-        "measured": {
-            "device": machine.title,
-            "precisions": {name: asdict(machine.origins[name]) for name in prices.precisions},
-        },
-        "pretraining_hours": prices.pretraining() / 3600,
-        "finetuning_hours": prices.finetuning() / 3600,
-        "pretraining_hours_left": prices.pretraining(left) / 3600,
-        "finetuning_hours_left": prices.finetuning(counts) / 3600,
-        "jobs": [{"key": key, "seconds": seconds} for key, seconds in prices.jobs.items()],
-        "grids": [
-            {
-                "model": model,
-                "task": task,
-                "finetunings": count,
-                "left": counts.get((model, task), 0),
-                "seconds_each": prices.tunings.get((model, task)),
-            }
-            for (model, task), count in prices.grids.items()
-        ],
-    }
+    left = [tuning for tuning in finetunings(plan) if not finished(tuning, store)]
+    return dict(Counter((tuning.model, tuning.task.name) for tuning in left))
 
 
 @dataclass
@@ -178,19 +236,14 @@ class _Pricing:
             return None
         self.used[run.precision] = None
         if not isinstance(run.root.start, Size):
-            self.notes["models from elsewhere are priced as if they were of the shape that was measured"] = (
-                None
-            )
+            self._note("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
-            self.notes[
-                "LoRA and frozen weights are priced as if all weights were trained: an upper bound"
-            ] = None
+            self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
         share, causal = run.labelled_share(job.first, job.step), job.objective.causal
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
         return job.steps * step + self._heldout(job, shape, speeds)
 
     def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds) -> float:
-        """Return the seconds of held-out evaluation."""
         run, every = job.run, job.run.heldout_every
         often = job.step // every - job.first // every + (job.step % every != 0)
         began = run.phase_at(job.first).first
@@ -240,12 +293,13 @@ class _Pricing:
     def _speeds(self, precision: str, work: str) -> Speeds | None:
         speeds = speeds_of(self.machine.model, precision)
         kinds = {"pretraining": ["pretrain"], "fine-tuning": ["finetune", "score"]}[work]
-        if speeds and all(getattr(speeds, kind) for kind in kinds):
-            if speeds.worst > DOUBTFUL:
-                self.notes[
-                    f"the measured steps of {self.machine.name} contradict each other by up to {speeds.worst:.0%}, so these "
+        if speeds and all(kind in speeds.measured for kind in kinds):
+            worst = max(speeds.worst.values())
+            if worst > DOUBTFUL:
+                self._note(
+                    f"the measured steps of {self.machine.name} contradict each other by up to {worst:.0%}, so these "
                     f"hours are rough. With nothing else running, type: {self.measure}"
-                ] = None
+                )
             return speeds
         self.unmeasured.setdefault(precision, {})[work] = None
         return None
@@ -255,16 +309,20 @@ class _Pricing:
             self.sizes[task.name] = sizes_of(task, spec.documents)
         sizes = self.sizes[task.name]
         if sizes is None or (task.epochs and sizes.train and not sizes.train[0].rows):
-            self.notes[f"lengths of {task.name} are not known: its fine-tunings are left out"] = None
+            self._note(f"lengths of {task.name} are not known: its fine-tunings are left out")
             return None
         return sizes
 
-    def shape_notes(self) -> tuple[str, ...]:
+    def _note(self, text: str) -> None:
+        self.notes[text] = None  # each once, in order
+
+    def all_notes(self) -> tuple[str, ...]:
+        """Return all notes but those on precisions that were not measured."""
         if not self.shapeless:
-            return ()
+            return tuple(self.notes)
         name, *others = self.shapeless
         models = f"{name} and {counted(len(others), 'other')}" if others else name
-        return (f"the shape of {models} is not known here: what is made of it is left out",)
+        return (*self.notes, f"the shape of {models} is not known here: what is made of it is left out")
 
     def unmeasured_notes(self) -> tuple[str, ...]:
         """Return a note for each precision that was not measured."""
@@ -384,244 +442,3 @@ def _simulated(
             for child in below.get(done, ()):
                 heapq.heappush(trainable, (order[child], child))
     return now
-
-
-# ---------------------------------------------------------------- many GPUs
-# Nothing here is measured except the speed of one GPU. A GPU computes its share of a step's rows. The all-reduce of
-# gradients starts after the backward pass, so the two times are added; gathering of shards overlaps with computing
-# other blocks, so the longer one counts. Sharding and recomputation use torch's compiler instead of biphase's own
-# kernels, which costs a factor `COMPILED`. Not counted: stragglers, data loading, checkpoints, and other traffic.
-
-
-REACHED = 0.75  # share of a link's nominal bandwidth that collectives reach: commonly seen, not measured here
-LATENCY = {"inside": 20e-6, "between": 60e-6}  # fixed seconds per collective; assumed
-# Time of a compiled step ÷ one with own kernels: 210M, MLM on chunks, 24 rows, one H200.
-COMPILED = 441.9 / 367
-RECOMPUTED = 4 / 3  # recomputation adds a forward pass
-ROOM = 0.92  # usable share of GPU memory; the rest is for driver, libraries and fragmentation
-
-
-@dataclass(frozen=True)
-class Interconnect:
-    """The memory and links of one kind of GPU, in machines with several; the manufacturers' figures, one way."""
-
-    gpus: int  # per machine
-    memory: float  # bytes per GPU
-    inside: float  # bytes per second that a GPU sends to others in its machine
-    between: float  # bytes per second of network per GPU
-    source: str
-    own_kernels: bool = True  # biphase's own kernels need an NVIDIA GPU, Ampere or later
-
-    def seconds(self, sent: float, members: int, stride: int, often: int = 0) -> float:
-        """Return the time in which each GPU sends `sent` bytes in a ring of `members` GPUs, `stride` apart."""
-        inside = (members - 1) * stride < self.gpus
-        # A ring visits all members in a machine before it leaves it, so they share the machine's network links.
-        leaving = min(members, max(1, self.gpus // stride)) * self.between
-        rate = self.inside if inside else min(self.inside, leaving)
-        return sent / (rate * REACHED) + often * LATENCY["inside" if inside else "between"]
-
-
-INTERCONNECTS = {
-    "h200": Interconnect(8, 141e9, 450e9, 50e9, "DGX H200: NVLink 4, 900 GB/s both ways; 400 Gb/s a GPU"),
-    "h100": Interconnect(8, 80e9, 450e9, 50e9, "DGX H100: NVLink 4, 900 GB/s both ways; 400 Gb/s a GPU"),
-    "a100": Interconnect(
-        8, 80e9, 300e9, 25e9, "DGX A100 80 GB: NVLink 3, 600 GB/s both ways; 200 Gb/s a GPU"
-    ),
-    "mi250x-gcd": Interconnect(
-        8,
-        64e9,
-        50e9,
-        12.5e9,
-        "HPE Cray EX235a: one Infinity Fabric link between modules; 200 Gb/s a module",
-        own_kernels=False,
-    ),
-    "l40s": Interconnect(8, 48e9, 32e9, 12.5e9, "PCIe 4.0 ×16; 100 Gb/s a GPU assumed"),
-}
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """Predicted memory and time of one way to share a model."""
-
-    way: str
-    memory: dict[str, float]  # bytes per GPU by content
-    fits: bool
-    sent: float  # bytes that a GPU sends per step
-    seconds: float  # per step
-    computing: float  # seconds of computing, included in `seconds`
-    efficiency: float  # relative to one GPU that computes all rows, divided by the number of GPUs
-
-    @property
-    def bytes(self) -> float:
-        return sum(self.memory.values())
-
-
-def outlook(
-    load: Load, sharding: ShardingOption, gpus: int, joined: Interconnect, computing: float, alone: float
-) -> Outlook:
-    """Predict one way to share a model.
-
-    `computing`: seconds of this GPU's rows with own kernels; `alone`: seconds of all rows on one GPU.
-    """
-    computing *= (COMPILED if compiled(load, sharding) else 1) * (RECOMPUTED if sharding.recompute else 1)
-    alone *= 1 if load.own else COMPILED
-    traffic = list(collectives(load, sharding, gpus))
-    sending = sum(joined.seconds(each.sent, each.members, each.stride, each.often) for each in traffic)
-    if sharding.together == 1:
-        seconds = computing + sending
-    else:  # the first gather and the last reduction overlap with nothing
-        head = ring_bytes((load.width + 4) * load.shape.embedding, sharding.together)
-        seconds = max(computing, sending) + joined.seconds(head, sharding.together, 1)
-    parts = memory(load, sharding)
-    return Outlook(
-        sharding.name,
-        parts,
-        sum(parts.values()) <= joined.memory * ROOM,
-        sum(each.sent for each in traffic),
-        seconds,
-        computing,
-        alone / gpus / seconds,
-    )
-
-
-def shardings(gpus: int, machine: int) -> list[ShardingOption]:
-    """Return the ways to compare: not sharded, over all GPUs, within machines; the one with least memory last."""
-    ways = [ShardingOption("none", 1)]
-    if gpus > 1:
-        ways.append(ShardingOption("full", gpus))
-    if gpus > machine and gpus % machine == 0:
-        ways.append(ShardingOption("hybrid", machine))
-    return [*ways, ShardingOption(ways[-1].shard, ways[-1].together, recompute=True)]
-
-
-@dataclass(frozen=True)
-class Scaled:
-    """The predictions for one model of a plan."""
-
-    title: str
-    rows: int  # per step
-    load: Load
-    outlooks: list[Outlook]
-    hours: list[float]  # of its pretraining on all GPUs together, one per outlook
-    measured: bool
-
-
-class ManyGpus:
-    """Predictions for every model that a plan trains, on `gpus` GPUs of one kind."""
-
-    def __init__(self, plan: Plan, store: Store, gpus: int, device: str) -> None:
-        if device not in INTERCONNECTS:
-            raise SpecError(
-                f"--gpus: how GPUs of the kind {device!r} are joined is not known; {nearest(device, INTERCONNECTS)}"
-            )
-        self.gpus, self.device, self.joined = gpus, device, INTERCONNECTS[device]
-        machine = device_named(device, store)
-        groups: dict[Any, list[TrainingJob]] = {}
-        for job in plan.jobs.values():
-            run = job.run
-            groups.setdefault((job.root, run.precision, run.batch_tokens, run.packing), []).append(job)
-        self.models: list[Scaled] = []
-        for jobs in groups.values():
-            run, shape = jobs[0].run, shape_of(jobs[0].run)
-            if shape is None or shape.vocab is None:
-                continue
-            if run.rows_per_step < gpus:
-                raise SpecError(
-                    f"--gpus {gpus}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
-                    f"type --gpus {run.rows_per_step}"
-                )
-            speeds = speeds_of(machine.model, run.precision) if machine else None
-            self.models.append(self._scaled(jobs, shape, speeds if speeds and speeds.pretrain else None))
-
-    def _scaled(self, jobs: list[TrainingJob], shape: ModelShape, speeds: Speeds | None) -> Scaled:
-        run, start = jobs[0].run, jobs[0].run.root.start
-        longest = max(jobs, key=lambda job: job.steps)  # the step and the memory shown are of this job
-        rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
-        micro = micro_rows(self.joined.memory, rows, length)
-        own = self.joined.own_kernels and run.precision != "fp32" and has_own_kernels(start)
-
-        def load(job: TrainingJob) -> Load:
-            return Load(
-                shape, run.precision, rows, micro, length, run.labelled_share(job.first, job.step), own
-            )
-
-        def predicted(job: TrainingJob, sharding: ShardingOption) -> Outlook:
-            here, alone = (
-                _computing(job, shape, count, speeds, self.device) for count in (rows, run.rows_per_step)
-            )
-            return outlook(load(job), sharding, self.gpus, self.joined, here, alone)
-
-        ways = shardings(self.gpus, self.joined.gpus)
-        return Scaled(
-            f"{getattr(start, 'name', '') or run.name}, {longest.objective.label}",
-            run.rows_per_step,
-            load(longest),
-            [predicted(longest, sharding) for sharding in ways],
-            [sum(job.steps * predicted(job, sharding).seconds for job in jobs) / 3600 for sharding in ways],
-            measured=speeds is not None,
-        )
-
-    def render(self) -> list[str]:
-        """Return the lines to print below a plan."""
-        if not self.models:
-            return ["", "--gpus: no model whose shape is known here is pretrained"]
-        lines: list[str] = []
-        for model in self.models:
-            load = model.load
-            lines += [
-                "",
-                f"{model.title} ({short(load.shape.parameters)} parameters) on {self.gpus} {self.device}: "
-                f"{model.rows:,} rows of {load.length:,} a step, {load.rows} a GPU, micro-batch {load.micro_rows}",
-                f"  {'--shard':<18}{'GiB a GPU':>10}{'sent a step':>13}{'a step':>10}{'efficiency':>12}{'hours':>9}",
-                *(f"  {_line(way, hours)}" for way, hours in zip(model.outlooks, model.hours, strict=True)),
-            ]
-        return [*lines, self.basis()]
-
-    def basis(self) -> str:
-        """Say where the numbers come from."""
-        by_flops = f"FLOPs at {EFFICIENCY:.0%} of its peak"
-        kinds = {"as measured on one" if model.measured else by_flops for model in self.models}
-        return (
-            f"planned, not measured: computing {' or '.join(sorted(kinds))}; {REACHED:.0%} of what links are said to "
-            f"carry ({self.joined.source})"
-        )
-
-    def as_json(self) -> dict[str, Any]:
-        """Return the predictions for programs."""
-        return {
-            "gpus": self.gpus,
-            "interconnect": asdict(self.joined),
-            "models": [asdict(model) for model in self.models],
-            "notes": [self.basis()],
-        }
-
-
-def gpus_at_hand() -> str:
-    """Return the GPU that --gpus means without --device: this machine's if known, else `PLANNED_DEVICE`."""
-    here = at_hand()
-    return here if here in INTERCONNECTS else PLANNED_DEVICE
-
-
-def _computing(job: TrainingJob, shape: ModelShape, rows: int, speeds: Speeds | None, device: str) -> float:
-    """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
-    packing = job.run.packing
-    share, causal = job.run.labelled_share(job.first, job.step), job.objective.causal
-    tokens = rows * packing.length
-    if speeds is not None:
-        return speeds.step(shape, packing, tokens, causal=causal, labelled=share)
-    flops = flops_per_token(shape, packing, causal=causal, labelled=share) * tokens
-    return flops / (peak_of(device) * EFFICIENCY)
-
-
-def has_own_kernels(start: Size | Hub | Pretrain) -> bool:
-    """Whether own kernels support a model; as `fast.trunk.refusal`, as far as known without the model."""
-    if not isinstance(start, Size):
-        return False
-    return supported_head_width(start.hidden // start.heads)
-
-
-def _line(way: Outlook, hours: float) -> str:
-    step = f"{way.seconds:.2f} s" if way.seconds >= 1 else f"{way.seconds * 1000:.1f} ms"
-    sent = si(way.sent) + "B"
-    text = f"{way.way:<18}{way.bytes / GIB:>10.1f}{sent:>13}{step:>10}{way.efficiency:>12.0%}{hours:>9,.1f}"
-    return text if way.fits else f"{text}   does not fit"

@@ -7,31 +7,41 @@ several processes if asked for, and lets a `Worker` work. `submit_workers` start
 depth first, whose parent is done and whose lease it gets, trains, publishes the checkpoint and repeats. Any number
 of workers on any machines may share a store: leases keep them apart, and the jobs of a dead worker are taken over.
 With several processes (torchrun), rank 0 chooses and the others follow: all train a training job together, while
-fine-tunings run in each process separately.
+fine-tunings run in each process separately. `ShardMaker` makes tokenized corpora, `PlanTuner` runs fine-tunings.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NoReturn
 
 import torch
 
 from biphase.cluster import launch, slurm
 from biphase.cluster.workers import WORKER, WorkerHeartbeat, control
+from biphase.data.corpus import HashMemory
+from biphase.data.shards import Shards
+from biphase.data.tokenize import TakenOver, tokenize
 from biphase.errors import ClusterError, DataError, ModelError, SpecError, StoreError, one_line
+from biphase.finetune.encoder import EncoderUnderTest, encoder_of
 from biphase.finetune.families import PartScores
 from biphase.finetune.trial import Checkpoints
-from biphase.finetune.tune import Stopped
+from biphase.finetune.tune import Stopped, TunedModel, Tuner, publish_trial
 from biphase.keys import Identities
 from biphase.leases import Lease, Leases, end_with_parent
+from biphase.presets import corpus_of
 from biphase.progress import Live
-from biphase.specs import Pretrain
+from biphase.specs import Pretrain, Task
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import flops_of
@@ -39,16 +49,17 @@ from biphase.study.datasets import Description, describe, keep
 from biphase.study.describe import opening, work_left
 from biphase.study.ledger import FineTuning, finetunings, finished, unfinished
 from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
-from biphase.study.tune import PlanTuner, ShardMaker
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.options import RuntimeOptions, Sharding
-from biphase.training.pretrain import Pretraining, refuse_unfit
+from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
 
 POLL_SECONDS = 1.0
+FAILED = "failed: "  # prefix of a shared status; the error follows
 SCAN_LIMIT = 500  # largest number of open fine-tunings for which the store is scanned after each one
+KEPT_BYTES = 2**31  # largest pretrained model that stays in memory while others are fine-tuned
 
 
 @dataclass
@@ -82,9 +93,7 @@ class Worker:
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
         self.live = Live(enabled=ranks.first and not options.quiet)
-        self.shards = ShardMaker(
-            store, identities, self.leases, ranks, stop=options.stop, say=self.say, live=self.live
-        )
+        self.shards = ShardMaker(store, identities, self.leases, ranks, options.stop, self.say, self.live)
         self.outcome = Outcome()
         self.warned: set[str] = set()
         # Fine-tunings not known to be done.
@@ -92,6 +101,7 @@ class Worker:
         self.planned = len(self.open)
         self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
+        self.live_model: LiveModel | None = None  # of the last training job
 
     def work(self) -> Outcome:
         """Run jobs until none is left for this worker, or a stop is requested."""
@@ -160,13 +170,10 @@ class Worker:
     def _left(self, done: set[str]) -> list[str]:
         """Return the training jobs left, including those whose weights are on another machine and needed here."""
         metadata_only = ledger.done_keys(self.plan, self.store) - done
-        unscored = set()
+        unscored: set[str] = set()
         for training in list(self.open.values()) if metadata_only else ():
-            if training.model in metadata_only and training.model not in unscored:
-                if finished(training, self.store):
-                    del self.open[training.key]
-                else:
-                    unscored.add(training.model)
+            if training.model in metadata_only - unscored and not self._close(training):
+                unscored.add(training.model)
         return self.plan.left(done, metadata_only=metadata_only, unscored=unscored)
 
     def _choose_finetunings(self, done: set[str]) -> list[Lease]:
@@ -174,20 +181,27 @@ class Worker:
         for training in list(self.open.values()):
             if len(taken) == self.ranks.world:
                 break
-            if training.key in self.outcome.failed or not self._ready(training, done):
-                continue
-            if finished(training, self.store):
-                del self.open[training.key]
+            if (
+                training.key in self.outcome.failed
+                or not self._ready(training, done)
+                or self._close(training)
+            ):
                 continue
             lease = self.leases.take(training.key)
             if lease is None:
                 continue
-            if finished(training, self.store):  # its last holder may have published it just now
+            if self._close(training):  # its last holder may have published it just now
                 lease.release()
-                del self.open[training.key]
-                continue
-            taken.append(lease)
+            else:
+                taken.append(lease)
         return taken
+
+    def _close(self, training: FineTuning) -> bool:
+        """Whether a fine-tuning is finished, here or elsewhere; then it is no longer open."""
+        done = finished(training, self.store)
+        if done:
+            del self.open[training.key]
+        return done
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
@@ -217,20 +231,19 @@ class Worker:
 
     def _run_finetuning(self, training: FineTuning, lost: Callable[[], bool]) -> str:
         """Run one fine-tuning; return the error as one line, or ""."""
+        if self.live_model and self.live_model.bytes > KEPT_BYTES:
+            self.live_model = None
         if self.tuner is None:
-            spec = self.plan.study.finetune
-            self._warn_of(spec.precision if spec else "", "Finetune(…)")
             self.tuner = PlanTuner(
                 self.plan,
                 self.store,
                 self.ranks,
+                self.options,
                 shards=self.shards.alone,
-                stop=self.options.stop,
                 live=self.live,
                 say=self.say,
-                checkpoint_steps=self.options.checkpoint_steps,
-                checkpoint_seconds=self.options.checkpoint_seconds,
             )
+            self._say_once(poor_precision(self.ranks.device, self.tuner.spec.precision, "Finetune(…)"))
         title, began = training.title(self.plan), time.monotonic()
         try:
             scored = self.tuner.compute(training, lost)
@@ -266,13 +279,12 @@ class Worker:
         """Format how many fine-tunings are done, including other workers' if few enough are open to look for them."""
         if len(self.open) <= SCAN_LIMIT:
             for training in list(self.open.values()):
-                if finished(training, self.store):
-                    del self.open[training.key]
+                self._close(training)
         return f"{self.planned - len(self.open):>{len(str(self.planned))}}/{self.planned} fine-tunings"
 
     def _time_left(self) -> str:
         assert self.tuner is not None
-        left = self.tuner.seconds_left(list(self.open.values()))
+        left = self.tuner.seconds_left(self.open.values())
         if not left:
             return ""
         workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
@@ -291,9 +303,10 @@ class Worker:
             board=board if self.ranks.first else None,
             live=ledger.live_file(self.plan, self.store, job.key),
         )
-        self._warn_of(job.run.precision, f"Pretrain({job.run.name!r}, …)")
+        self._say_once(poor_precision(self.ranks.device, job.run.precision, f"Pretrain({job.run.name!r}, …)"))
         self._say_once(self.options.slower_path if self.ranks.device.type == "cuda" else "")
         began = time.monotonic()
+        live, self.live_model = self.live_model, None
         try:
             if not self.store.has(self.store.shards / self.identities.data(job.run)):
                 refuse_unfit(job.run, self.ranks.device)  # fail before hours of tokenizing
@@ -307,10 +320,12 @@ class Worker:
                 identities=self.identities,
                 ranks=self.ranks,
                 needed=lambda: self._needed(job.run),
-                flops_per_token=_flops_per_token(job),
+                flops_per_token=None if (flops := flops_of(job)) is None else flops / job.tokens,
                 options=options,
                 title=title,
+                live=live,
             )
+            del live  # so that a model that does not fit is freed before the next one is built
             pretraining.load()
             self._say_once(pretraining.model.note)
             trained = pretraining.progress.seconds
@@ -337,6 +352,7 @@ class Worker:
             self._failed(job.key, title, error)
             return
         if finished:
+            self.live_model = pretraining.live_model()
             self.outcome.computed += 1
             if self.ranks.first:
                 ledger.forget_failure(self.plan, self.store, job.key)
@@ -356,9 +372,6 @@ class Worker:
         except (StoreError, KeyError, TypeError, ValueError) as error:
             self._say_once(f"{one_line(error)}; until then no checkpoint is removed")
             return {folder.name for folder in self.store.checkpoints.iterdir()}
-
-    def _warn_of(self, precision: str, where: str) -> None:
-        self._say_once(poor_precision(self.ranks.device, precision, where))
 
     def _say_once(self, warning: str) -> None:
         if warning and warning not in self.warned:
@@ -380,23 +393,168 @@ def _validation(scored: PartScores) -> str:
     return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
 
 
-def _flops_per_token(job: TrainingJob) -> float | None:
-    flops = flops_of(job)
-    return None if flops is None else flops / job.tokens
-
-
 def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
     # The lines begin at the root; use only this job's own.
     first = pretraining.meter.origin + pretraining.meter.first
-    losses = [
-        line["loss"]
-        for line in pretraining.meter.lines
-        if line["step"] > first and line.get("loss") is not None
-    ]
+    own = [line for line in pretraining.meter.lines if line["step"] > first]
+    losses = [line["loss"] for line in own if line.get("loss") is not None]
     change = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
     tokens = (pretraining.target - pretraining.meter.first) * pretraining.run.batch_tokens
     aside = f" ({duration(training)} of training)" if training < 0.9 * seconds else ""
     return f"{change}   {si(tokens / max(training, 1e-9))}tok/s   {duration(seconds)}{aside}"
+
+
+# ---------------------------------------------------------------- what a worker prepares and computes
+
+
+@dataclass(frozen=True)
+class ShardMaker:
+    """Opens the shards of a run, or tokenizes its corpus if they are missing; a lease ensures that one worker does it."""
+
+    store: Store
+    identities: Identities
+    leases: Leases
+    ranks: Ranks
+    stop: Callable[[], bool]
+    say: Callable[[str], None]
+    live: Callable[[str], None]
+
+    def alone(self, run: Pretrain) -> Shards:
+        """Return a run's shards, made by this process if missing; fine-tuning processes call it independently."""
+        folder = self.store.shards / self.identities.data(run)
+        self._make(run, folder)
+        return Shards.open(folder)
+
+    def together(self, run: Pretrain) -> Shards:
+        """Return a run's shards for training by all ranks together, after checking every token file."""
+        folder = self.store.shards / self.identities.data(run)
+        if self.ranks.world == 1:
+            self._make_verified(run, folder)
+            return Shards.open(folder)
+        # Rank 0 makes them in a thread while all ranks poll its status; a bare wait would hang if it stopped or failed.
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(self._make_verified, run, folder) if self.ranks.first else None
+            while (status := self.ranks.share(_status(job))) == "working":
+                time.sleep(POLL_SECONDS)
+        if status == "stopped":
+            raise Stopped
+        if job:
+            job.result()
+        if status.startswith(FAILED):
+            raise DataError(status.removeprefix(FAILED))
+        return Shards.open(folder)
+
+    def _make_verified(self, run: Pretrain, folder: Path) -> None:
+        """Make the shards and verify the hashes of their token files, since training would not notice a flipped bit.
+
+        A file whose size and time have not changed since it was last verified is not read again: with a large
+        corpus, every start would take minutes.
+        """
+        self._make(run, folder)
+        self.live(f"reading the tokens of {corpus_of(run).name}")
+        Shards.open(folder).check_tokens(HashMemory(self.store))
+
+    def _make(self, run: Pretrain, folder: Path) -> None:
+        corpus = corpus_of(run)
+
+        def report(text: str) -> None:
+            if self.stop():  # what is tokenized so far is kept, and the next run continues from it
+                raise Stopped
+            if text:
+                self.say(f"  {text}")
+
+        while not self.store.has(folder):
+            if self.stop():
+                raise Stopped
+            lease = self.leases.take(f"shards-{folder.name}")
+            if lease is None:  # another worker makes them
+                time.sleep(POLL_SECONDS)
+                continue
+            # `TakenOver`: this worker stalled and another one took its lease; look for the shards again.
+            with lease, contextlib.suppress(TakenOver):
+                if tokenize(corpus, self.store, report=report, lost=lambda held=lease: held.lost) != folder:
+                    raise DataError(
+                        f"the files of corpus {corpus.name!r} have changed since the study was planned; "
+                        "start the run again to plan with what is there now"
+                    )
+
+
+def _status(job: Future[None] | None) -> str:
+    if job is None or not job.done():
+        return "working"
+    error = job.exception()
+    if error is None:
+        return "done"
+    return "stopped" if isinstance(error, Stopped) else FAILED + one_line(error)
+
+
+class PlanTuner(Tuner):
+    """Runs the fine-tunings of a plan: finds their models, resumes from checkpoints and publishes trials."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        store: Store,
+        ranks: Ranks,
+        options: RuntimeOptions,
+        *,
+        shards: Callable[[Pretrain], Shards],
+        live: Callable[[str], None],
+        say: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        assert plan.study.finetune is not None
+        super().__init__(
+            plan.study.finetune, ranks.device, self._encoder, check=self._check, stop=options.stop, live=live
+        )
+        self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # measured, by task
+
+    def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
+        """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
+        began, title = time.monotonic(), training.title(self.plan)
+        self.live(f"{title}   reading the model and the data")
+        self.load(training.model)
+        missing: dict[Task, str] = {}
+        for trial in training.trials:
+            folder = self.store.trials / trial.key
+            self.store.refuse_debris(folder)  # before the work, not after it
+            if not self.store.knows(folder):
+                missing[trial.task] = trial.key
+
+        def publish(tuned: TunedModel, task: Task) -> None:
+            publish_trial(self.store, missing[task], training.key, tuned, task, self)
+
+        steps, seconds = self.options.checkpoint_steps, self.options.checkpoint_seconds
+        tuned = self.tune(
+            training.model,
+            training.task,
+            lr=training.lr,
+            seed=training.seed,
+            scored_on=list(missing),
+            scored=publish,
+            checkpoints=Checkpoints(self.store, training.key, steps=steps, seconds=seconds, say=self.say),
+            lost=lost,
+            title=title,
+        )
+        self.seconds[training.task.name].append(time.monotonic() - began)
+        own = tuned.scores.get(training.task.name)
+        return own.parts["validation"] if own else PartScores({}, {})
+
+    def _encoder(self, model: str) -> EncoderUnderTest:
+        job = self.plan.jobs.get(model)
+        run = job.run if job else self.plan.roots[model].run
+        return encoder_of(run, model if job else None, self.store, self.shards, self.spec)
+
+    def _check(self, task: Task) -> None:
+        refuse_changed(task, self.plan.tasks[task.name], self.store)
+
+    def seconds_left(self, left: Iterable[FineTuning]) -> float | None:
+        """Estimate the time left from times measured here; tasks without one count as average."""
+        if not self.seconds:
+            return None
+        usual = fmean(chain.from_iterable(self.seconds.values()))
+        means = {name: fmean(measured) for name, measured in self.seconds.items()}
+        return sum(means.get(training.task.name, usual) for training in left)
 
 
 # ---------------------------------------------------------------- from a verb to a worker
@@ -428,7 +586,12 @@ def run_plan(
                 say("\n".join(description.lines()))
         launch.check_sharding(options.sharding, processes)
         if processes > 1:
-            _check_processes(processes, [plan.jobs[key].run for key in jobs])
+            gpus = torch.cuda.device_count()
+            if gpus and processes > gpus:
+                raise SpecError(
+                    f"--processes {processes}: this machine has {gpus} GPUs; type --processes {gpus}"
+                )
+            _check_rows(processes, [plan.jobs[key].run for key in jobs], "--processes {}")
     heartbeat = WorkerHeartbeat(store, plan.study.name)
     if processes > 1 and not child:
         try:
@@ -445,7 +608,7 @@ def run_plan(
     ranks.wait()
     stop = launch.Stop(limit, say, heartbeat.asked)
     say(opening(plan, store))
-    launch.note_beginning()
+    launch.note("begun")
     options = replace(options, stop=stop)
     worker = Worker(plan, store, identities, ranks, options, wanted=jobs, evaluated=results, say=say)
     try:
@@ -456,7 +619,7 @@ def run_plan(
         summarize(outcome)  # adds unreadable results to the failed
     ranks.wait()  # torchrun kills the other ranks soon after one has exited with a failure
     code = 1 if outcome.failed else 0
-    launch.note_ending(code)
+    launch.note("ended", str(code))
     distributed.leave(_exit_code(code, stop.warned, plan, store, heartbeat, results))
 
 
@@ -481,21 +644,13 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
         if not store.knows(store.trials / trial.key)
         for task in (training.task, trial.task)
     }
-    descriptions = describe(tasks.values(), download=download)
+    descriptions = [describe(task, download=download) for task in tasks.values()]
     for task in tasks.values():
         if not on_hub(task):
             refuse_changed(task, plan.tasks[task.name], store)
     if descriptions:
         keep(descriptions, plan.study.name, store)
     return descriptions
-
-
-def _check_processes(processes: int, runs: list[Pretrain]) -> None:
-    """Refuse here what every process would otherwise refuse at once."""
-    gpus = torch.cuda.device_count()
-    if gpus and processes > gpus:
-        raise SpecError(f"--processes {processes}: this machine has {gpus} GPUs; type --processes {gpus}")
-    _check_rows(processes, runs, "--processes {}")
 
 
 def _check_rows(processes: int, runs: list[Pretrain], option: str) -> None:

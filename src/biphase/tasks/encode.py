@@ -20,7 +20,7 @@ import numpy as np
 
 from biphase.errors import DataError, SpecError, one_line
 from biphase.objectives import IGNORE
-from biphase.tasks.load import Question, TaggedSentence
+from biphase.specs.tasks import Question, TaggedSentence
 
 BLOCK = 1_000  # texts per tokenizer call; its results take far more memory than the ids
 
@@ -48,6 +48,11 @@ class Tokenization:
     def room(self) -> int:
         """Most tokens of the text itself."""
         return self.length - len(self.before) - len(self.after)
+
+    def framed(self, ids: np.ndarray) -> np.ndarray:
+        """Return the input ids of a text: before + as many of its tokens as fit + after."""
+        before, after = (np.array(side, np.int32) for side in (self.before, self.after))
+        return np.concatenate((before, ids[: self.room], after))
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,25 +84,15 @@ class Ragged:
         np.cumsum([len(row) for row in rows], out=starts[1:])
         return cls(np.concatenate(rows) if rows else np.empty((0, *item), dtype or np.int64), starts)
 
-    @classmethod
-    def joined(cls, parts: Sequence[Ragged], dtype: Any) -> Ragged:
-        """Concatenate the arrays of `parts`."""
-        starts = np.zeros(sum(map(len, parts)) + 1, np.int64)
-        lengths = [np.empty(0, np.int64), *(part.lengths for part in parts)]
-        np.cumsum(np.concatenate(lengths), out=starts[1:])
-        return cls(np.concatenate([np.empty(0, dtype), *(part.flat for part in parts)]), starts)
-
 
 def encode_texts(tokenization: Tokenization, texts: Sequence[str]) -> Ragged:
-    """Return the int32 input ids of each text: before + as many of its tokens as fit + after."""
-    before, after = around(tokenization)
-    blocks = [
-        Ragged.from_lists(
-            [np.concatenate((before, ids[: tokenization.room], after)) for ids, _ in block], np.int32
-        )
-        for block in tokens(tokenization, texts, lambda number: f"text {number + 1}")
-    ]
-    return refuse_empty(Ragged.joined(blocks, np.int32), lambda number: f"text {number + 1}")
+    """Return the int32 input ids of each text, truncated to fit."""
+
+    def name(number: int) -> str:
+        return f"text {number + 1}"
+
+    rows = [tokenization.framed(ids) for ids, _ in tokens(tokenization, texts, name)]
+    return refuse_empty(Ragged.from_lists(rows, np.int32), name)
 
 
 # ---------------------------------------------------------------- words
@@ -109,43 +104,38 @@ class EncodedWords:
 
     A token belongs to the first word that its characters overlap. Tokens of white space only, and the ids before
     and after, belong to none; the leading space of a byte-level token does not count. A word may have no token: it
-    was truncated, is empty, or the tokenizer drops its characters; `words` and `gold` count it all the same.
+    was truncated, is empty, or the tokenizer drops its characters; `gold` counts it all the same.
     """
 
     ids: Ragged  # int32
     labels: Ragged  # int64: the tag of the token's word, or IGNORE
     word_of: Ragged  # int32: the index of the token's word in the sentence, or -1
-    words: np.ndarray  # number of words of each sentence
     gold: Ragged  # int64: the tag of each word
 
 
 def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]) -> EncodedWords:
     """Encode tagged sentences; every token of a word has the word's tag."""
-    before, after = around(tokenization)
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     word_of: list[np.ndarray] = []
-    blocks = tokens(
-        tokenization,
-        [sentence.text for sentence in sentences],
-        lambda number: f"sentence {number + 1}",
-        spans=True,
-    )
-    for sentence, (token_ids, spans) in zip(
-        sentences, (one for block in blocks for one in block), strict=True
-    ):
+
+    def name(number: int) -> str:
+        return f"sentence {number + 1}"
+
+    encoded = tokens(tokenization, [sentence.text for sentence in sentences], name, spans=True)
+    for sentence, (token_ids, spans) in zip(sentences, encoded, strict=True):
         inner = _words_of(sentence.words, spans[: tokenization.room])
-        whole = np.full(len(before) + len(inner) + len(after), -1, np.int32)
-        whole[len(before) : len(before) + len(inner)] = inner
+        input_ids = tokenization.framed(token_ids)
+        whole = np.full(len(input_ids), -1, np.int32)
+        whole[len(tokenization.before) :][: len(inner)] = inner
         # An extra last entry for "no word", which index -1 selects.
         labels.append(np.array([*sentence.tags, IGNORE], np.int64)[whole])
         word_of.append(whole)
-        ids.append(np.concatenate((before, token_ids[: tokenization.room], after)))
+        ids.append(input_ids)
     return EncodedWords(
-        refuse_empty(Ragged.from_lists(ids, np.int32), lambda number: f"sentence {number + 1}"),
+        refuse_empty(Ragged.from_lists(ids, np.int32), name),
         Ragged.from_lists(labels, np.int64),
         Ragged.from_lists(word_of, np.int32),
-        np.array([len(sentence.words) for sentence in sentences], np.int64),
         Ragged.from_lists([sentence.tags for sentence in sentences], np.int64),
     )
 
@@ -167,46 +157,37 @@ def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- tokens
 
 
-def around(tokenization: Tokenization) -> tuple[np.ndarray, np.ndarray]:
-    """Return the ids before and after every text as arrays."""
-    return np.array(tokenization.before, np.int32), np.array(tokenization.after, np.int32)
-
-
 Tokens = tuple[np.ndarray, np.ndarray]  # ids (n,) and, if requested, character spans (n, 2), else (0, 2)
 
 
 def tokens(
     tokenization: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
-) -> Iterator[list[Tokens]]:
-    """Yield all tokens of each text, in blocks; `name` names a text in messages."""
-    none = np.empty((0, 2), np.int32)
-    for first in range(0, len(texts), BLOCK):
-        yield [
-            (
-                np.array(encoding.ids, np.int32),
-                np.array(encoding.offsets, np.int32).reshape(-1, 2) if spans else none,
-            )
-            for encoding in _encodings(tokenization.tokenizer, texts, first, name, spans)
-        ]
-
-
-def _encodings(
-    tokenizer: Any, texts: Sequence[str], first: int, name: Callable[[int], str], spans: bool
-) -> list[Any]:
+) -> Iterator[Tokens]:
+    """Yield all tokens of each text; `name` names a text in messages."""
+    tokenizer = tokenization.tokenizer
     encode = tokenizer.encode_batch if spans else tokenizer.encode_batch_fast  # the fast one has no offsets
-    block = list(texts[first : first + BLOCK])
-    try:
-        return encode(block, add_special_tokens=False)
-    except Exception:  # half a surrogate pair, or no unknown token: many kinds of errors
-        for number, text in enumerate(block, first):
-            try:
-                encode([text], add_special_tokens=False)
-            except Exception as wrong:
-                raise DataError(
-                    f"{name(number)} ({text[:40]!r}) cannot be written in tokens ({one_line(wrong)}); "
-                    "correct that row, or use a tokenizer with an unknown token"
-                ) from None
-        raise
+    for first in range(0, len(texts), BLOCK):
+        block = list(texts[first : first + BLOCK])
+        try:
+            encodings = encode(block, add_special_tokens=False)
+        except Exception:  # half a surrogate pair, or no unknown token: many kinds of errors
+            _refuse_one(encode, block, first, name)
+            raise
+        for encoding in encodings:
+            offsets = encoding.offsets if spans else []
+            yield np.array(encoding.ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
+
+
+def _refuse_one(encode: Callable[..., Any], block: list[str], first: int, name: Callable[[int], str]) -> None:
+    """Raise an error that names the first text of a block which cannot be tokenized."""
+    for number, text in enumerate(block, first):
+        try:
+            encode([text], add_special_tokens=False)
+        except Exception as wrong:
+            raise DataError(
+                f"{name(number)} ({text[:40]!r}) cannot be written in tokens ({one_line(wrong)}); "
+                "correct that row, or use a tokenizer with an unknown token"
+            ) from None
 
 
 def refuse_empty(inputs: Ragged, name: Callable[[int], str]) -> Ragged:
@@ -257,18 +238,30 @@ LEAST_CONTEXT = 16
 NULL = 0  # the position in a window that means "no answer here"
 
 
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """An answer: its text ("" for none), its token positions in the question's whole input, its span in the context."""
+
+    text: str
+    tokens: frozenset[int]
+    span: tuple[int, int] = (-1, -1)  # start and end character in the context; -1: none
+
+
+NOTHING = Decoded("", frozenset())
+
+
 @dataclass(frozen=True, eq=False)
 class EncodedQuestions:
     """Questions as windows; the windows of a question are adjacent, in the order of the questions."""
 
     ids: Ragged  # int32, of each window
     question_of: np.ndarray  # the question of each window
-    context_from: np.ndarray  # where the context begins in each window; equal for all windows of a question
-    first: np.ndarray  # index of the question's context token at that place
-    spans: Ragged  # of each question: character span (from, to) of each context token that is read
+    first: np.ndarray  # of each window: index of the question's context token that it begins with
     inside: Ragged  # int8, of each window: 1 where a token overlaps the first answer, else 0
     # (windows, 2): the answer's first and last token, or NULL twice if the window lacks part of it
     bounds: np.ndarray
+    head: np.ndarray  # of each question: where the context begins in its windows
+    spans: Ragged  # of each question: character span (from, to) of each context token that is read
     gold: list[frozenset[int]]  # of each question: the positions of its first answer
     contexts: tuple[str, ...]  # of each question
     after: int  # number of ids after the context in every window
@@ -276,102 +269,84 @@ class EncodedQuestions:
     def __len__(self) -> int:
         return len(self.contexts)
 
-    @property
-    def context_to(self) -> np.ndarray:
-        """Where the context ends in each window."""
-        return self.ids.lengths - self.after
+    def answer(self, question: int, first: int, last: int, tokens: frozenset[int] | None = None) -> Decoded:
+        """Return the answer from context token `first` to `last`, without surrounding white space.
 
-    def span(self, question: int, first: int, last: int) -> tuple[int, int]:
-        """Return the character span from context token `first` to `last`, without surrounding white space."""
+        `tokens`: its positions, if they are others than these.
+        """
         start, end = int(self.spans[question][first, 0]), int(self.spans[question][last, 1])
         text = self.contexts[question][start:end]
         start += len(text) - len(text.lstrip())
-        return start, start + len(text.strip())
-
-    def text(self, question: int, first: int, last: int) -> str:
-        """Return the context's text from token `first` to `last`."""
-        start, end = self.span(question, first, last)
-        return self.contexts[question][start:end]
+        head = int(self.head[question])
+        here = frozenset(range(head + first, head + last + 1)) if tokens is None else tokens
+        return Decoded(text.strip(), here, (start, start + len(text.strip())))
 
 
 def encode_questions(
-    tokenization: Tokenization,
-    questions: Sequence[Question],
-    *,
-    stride: int | None,
+    tokenization: Tokenization, questions: Sequence[Question], *, stride: int | None
 ) -> EncodedQuestions:
     """Encode questions as windows."""
-    if stride is not None and stride < 0:
-        raise SpecError(
-            f"the stride is {stride}; windows share 0 tokens or more, or give None for a single one"
-        )
-    if tokenization.room < 2:
+    room = tokenization.room
+    if room < 2:
         raise SpecError(
             f"an input of {tokenization.length} tokens has no room for a question and its context; "
             f"set the length to {tokenization.length + 1} or more"
         )
-    before, after = around(tokenization)
     windows: list[np.ndarray] = []
     labels: list[np.ndarray] = []
-    numbers: list[tuple[int, int, int, int, int]] = []
-    spans_of, gold = [], []
+    numbers: list[tuple[int, int, int, int]] = []
+    heads, spans_of, gold = [], [], []
     for number, (question, part, (ids, spans)) in enumerate(_tokenised(tokenization, questions)):
-        least = min(len(ids), LEAST_CONTEXT, (tokenization.room + 1) // 2)
-        part = part[max(0, len(part) + least - tokenization.room) :]
-        capacity = tokenization.room - len(part)
+        least = min(len(ids), LEAST_CONTEXT, (room + 1) // 2)
+        part = part[max(0, len(part) + least - room) :]
+        capacity = room - len(part)
+        head = len(tokenization.before) + len(part)
         answer = _answer_tokens(question, spans)
         if stride is None:
             ids, spans = ids[:capacity], spans[:capacity]
-        begins = np.concatenate((before, part))
+        heads.append(head)
         spans_of.append(spans)
-        gold.append(frozenset((len(begins) + answer[answer < len(ids)]).tolist()))
+        gold.append(frozenset((head + answer[answer < len(ids)]).tolist()))
         for first in _firsts(len(ids), capacity, stride or 0):
-            whole = np.concatenate((begins, ids[first : first + capacity], after))
-            held = answer[(answer >= first) & (answer < first + capacity)] - first + len(begins)
+            whole = tokenization.framed(np.concatenate((part, ids[first : first + capacity])))
+            held = answer[(answer >= first) & (answer < first + capacity)] - first + head
             inside = np.zeros(len(whole), np.int8)
             inside[held] = 1
             here = (held[0], held[-1]) if len(held) and len(held) == len(answer) else (NULL, NULL)
             windows.append(whole)
             labels.append(inside)
-            numbers.append((number, len(begins), first, *here))
-    rows = np.array(numbers, np.int64).reshape(-1, 5)
+            numbers.append((number, first, *here))
+    rows = np.array(numbers, np.int64).reshape(-1, 4)
     return EncodedQuestions(
         ids=refuse_empty(
             Ragged.from_lists(windows, np.int32), lambda at: f"question {questions[rows[at, 0]].name!r}"
         ),
         question_of=rows[:, 0],
-        context_from=rows[:, 1],
-        first=rows[:, 2],
-        spans=Ragged.from_lists(spans_of, np.int32, item=(2,)),
+        first=rows[:, 1],
         inside=Ragged.from_lists(labels, np.int8),
-        bounds=rows[:, 3:],
+        bounds=rows[:, 2:],
+        head=np.array(heads, np.int64),
+        spans=Ragged.from_lists(spans_of, np.int32, item=(2,)),
         gold=gold,
         contexts=tuple(question.context for question in questions),
-        after=len(after),
+        after=len(tokenization.after),
     )
 
 
 def _tokenised(
     tokenization: Tokenization, questions: Sequence[Question]
-) -> list[tuple[Question, np.ndarray, Tokens]]:
-    """Return each question with its own ids and the tokens of its context; a shared context is tokenized once."""
-    owner: dict[str, int] = {}
-    for number, question in enumerate(questions):
-        owner.setdefault(question.context, number)
-    texts, owners = list(owner), list(owner.values())
-    blocks = tokens(
-        tokenization, texts, lambda at: f"the context of question {questions[owners[at]].name!r}", spans=True
+) -> Iterator[tuple[Question, np.ndarray, Tokens]]:
+    """Yield each question with its own ids and the tokens of its context; a shared context is tokenized once."""
+    owner = {question.context: question.name for question in reversed(questions)}
+    names = list(owner.values())
+    encoded = tokens(
+        tokenization, list(owner), lambda at: f"the context of question {names[at]!r}", spans=True
     )
-    contexts = dict(zip(texts, (one for block in blocks for one in block), strict=True))
+    contexts = dict(zip(owner, encoded, strict=True))
     befores = [question.before for question in questions]
-    parts = [
-        ids
-        for block in tokens(tokenization, befores, lambda at: f"question {questions[at].name!r}")
-        for ids, _ in block
-    ]
-    return [
-        (question, part, contexts[question.context]) for question, part in zip(questions, parts, strict=True)
-    ]
+    parts = tokens(tokenization, befores, lambda at: f"question {questions[at].name!r}")
+    for question, (ids, _) in zip(questions, parts, strict=True):
+        yield question, ids, contexts[question.context]
 
 
 def _answer_tokens(question: Question, spans: np.ndarray) -> np.ndarray:
@@ -398,22 +373,7 @@ def _firsts(count: int, capacity: int, stride: int) -> range:
 # `EncodedQuestions.gold`. Both decoders return both.
 #
 # A token that occurs in several windows counts with its highest value: per position for taggers, by the best span of
-# any window for spans. NaN is never chosen.
-
-
-_HIGHEST = float(np.finfo(np.float32).max)  # replaces infinity, so that the sum of two is finite
-
-
-@dataclass(frozen=True, slots=True)
-class Decoded:
-    """An answer: its text ("" for none), its token positions in the question's whole input, its span in the context."""
-
-    text: str
-    tokens: frozenset[int]
-    span: tuple[int, int] = (-1, -1)  # start and end character in the context; -1: none
-
-
-NOTHING = Decoded("", frozenset())
+# any window for spans. Logits are finite, since `per_token` refuses others.
 
 
 def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
@@ -423,18 +383,12 @@ def decode_tagged(encoded: EncodedQuestions, margins: Ragged) -> list[Decoded]:
     question and special tokens, which can never be right. (The paper counted padding too; here there is none.) The
     text is the run of such tokens in the context with the highest sum, the first of equals.
     """
-    heads = np.zeros(len(encoded), np.int64)
-    heads[encoded.question_of] = encoded.context_from
     answers = []
-    for question, (head, values) in enumerate(
-        zip(heads, _over_windows(encoded, margins, heads), strict=True)
-    ):
+    for question, values in enumerate(_over_windows(encoded, margins)):
+        head = encoded.head[question]
         run = _best_run(values[head : head + len(encoded.spans[question])])
-        tokens = frozenset(np.flatnonzero(values > 0).tolist())
-        if run:
-            answers.append(Decoded(encoded.text(question, *run), tokens, encoded.span(question, *run)))
-        else:
-            answers.append(Decoded("", tokens))
+        marked = frozenset(np.flatnonzero(values > 0).tolist())
+        answers.append(encoded.answer(question, *run, marked) if run else Decoded("", marked))
     return answers
 
 
@@ -447,37 +401,22 @@ def decode_spans(
     first window, then the first start, then the shortest span. If questions may be unanswerable, the smallest sum
     at the null position over a question's windows is the score of "no answer", which wins if it is higher.
     """
-    if longest < 1:
-        raise SpecError(f"an answer of at most {longest} tokens is none; set longest to 1 or more")
-    _same_shape(encoded, starts, ends)
-    best = np.full(len(encoded), -np.inf)
-    null = np.full(len(encoded), np.inf)
-    # Question → start of its context, first and last context token.
-    spans: dict[int, tuple[int, int, int]] = {}
-    windows = zip(
-        encoded.question_of.tolist(),
-        encoded.context_from.tolist(),
-        encoded.context_to.tolist(),
-        encoded.first.tolist(),
-        Ragged(_numbers(starts), starts.starts),
-        Ragged(_numbers(ends), ends.starts),
-        strict=True,
-    )
-    for question, head, stop, first, start, end in windows:
+    best = [(-np.inf, 0, 0)] * len(encoded)  # score, first and last context token
+    null = [np.inf] * len(encoded)
+    windows = zip(encoded.question_of.tolist(), encoded.first.tolist(), starts, ends, strict=True)
+    for question, first, *logits in windows:
+        start, end = (values.astype(np.float64) for values in logits)
         null[question] = min(null[question], start[NULL] + end[NULL])
-        score, left, right = _best_span(start[head:stop], end[head:stop], longest)
-        if score > best[question]:
-            best[question] = score
-            spans[question] = (head, first + left, first + right)
-    answers = []
-    for question in range(len(encoded)):
-        if question not in spans or (unanswerable and null[question] > best[question]):
-            answers.append(NOTHING)
-            continue
-        head, *bounds = spans[question]
-        tokens = frozenset(range(head + bounds[0], head + bounds[1] + 1))
-        answers.append(Decoded(encoded.text(question, *bounds), tokens, encoded.span(question, *bounds)))
-    return answers
+        context = slice(encoded.head[question], len(start) - encoded.after)
+        score, left, right = _best_span(start[context], end[context], longest)
+        if score > best[question][0]:
+            best[question] = score, first + left, first + right
+    return [
+        NOTHING
+        if score == -np.inf or (unanswerable and null[question] > score)
+        else encoded.answer(question, first, last)
+        for question, (score, first, last) in enumerate(best)
+    ]
 
 
 def _best_span(start: np.ndarray, end: np.ndarray, longest: int) -> tuple[float, int, int]:
@@ -497,32 +436,21 @@ def _best_run(margins: np.ndarray) -> tuple[int, int] | None:
     if not len(edges):
         return None
     firsts, stops = edges[::2], edges[1::2]
-    best = np.add.reduceat(np.fmax(margins, 0), firsts).argmax()
+    best = np.add.reduceat(np.maximum(margins, 0), firsts).argmax()
     return int(firsts[best]), int(stops[best]) - 1
 
 
-def _over_windows(encoded: EncodedQuestions, values: Ragged, heads: np.ndarray) -> Ragged:
+def _over_windows(encoded: EncodedQuestions, values: Ragged) -> Ragged:
     """Return the highest value at each position of each question's whole input."""
-    _same_shape(encoded, values)
     context = encoded.spans.lengths
-    starts = np.concatenate(([0], np.cumsum(heads + context + encoded.after)))
+    starts = np.concatenate(([0], np.cumsum(encoded.head + context + encoded.after)))
     window = np.repeat(np.arange(len(encoded.ids)), encoded.ids.lengths)
     at = np.arange(len(window)) - encoded.ids.starts[window]
     question = encoded.question_of[window]
+    end = encoded.ids.lengths[window] - encoded.after  # of the window's context
     # Context tokens are shifted by the window's first one; the ids after it go behind the whole context.
-    behind = heads[question] + context[question] - encoded.context_to[window]
-    moved = np.where(at < encoded.context_to[window], encoded.first[window], behind)
-    moved[at < heads[question]] = 0
+    moved = np.where(at < end, encoded.first[window], encoded.head[question] + context[question] - end)
+    moved[at < encoded.head[question]] = 0
     highest = np.full(starts[-1], -np.inf)
-    np.fmax.at(highest, starts[question] + at + moved, _numbers(values))
+    np.maximum.at(highest, starts[question] + at + moved, values.flat.astype(np.float64))
     return Ragged(highest, starts)
-
-
-def _numbers(values: Ragged) -> np.ndarray:
-    """Return float64 values without NaN and +inf, which can be added and compared."""
-    return np.nan_to_num(values.flat.astype(np.float64), nan=-np.inf, posinf=_HIGHEST, neginf=-np.inf)
-
-
-def _same_shape(encoded: EncodedQuestions, *given: Ragged) -> None:
-    for values in given:
-        assert np.array_equal(values.starts, encoded.ids.starts), "one value for each token of each window"

@@ -1,7 +1,7 @@
 """Files of a task: where they are, their identity, and their rows.
 
 `files_of` returns the local files of each split and downloads those on the hub; `task_key` identifies what a task
-reads and how it is trained; `read` yields rows with only the requested columns; `column_names` lists the columns of
+reads and how it is trained; `read_rows` yields the requested columns of each row; `column_names` lists the columns of
 a file.
 
 A source is a folder, one file (the train split; the others are beside it), `builtin:tasks/NAME` or
@@ -39,15 +39,15 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from biphase.data.corpus import ASSETS, Absent, HashMemory, is_pattern
+from biphase.data.corpus import ASSETS, Absent, HashMemory
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
 from biphase.specs import Task
@@ -75,10 +75,6 @@ class HubPlace:
         if ".." in PurePosixPath(path).parts or path.startswith(("/", "~")):
             raise DataError(f"{whose}: {text!r} leaves its repository; name files inside it")
         return cls(f"{owner}/{name}", revision, path.rstrip("/"))
-
-    def below(self, place: str) -> HubPlace:
-        """Return a place in this folder."""
-        return replace(self, path=f"{self.path}/{place}" if self.path else place)
 
     @property
     def address(self) -> str:
@@ -110,40 +106,29 @@ def refuse_unpinned(whose: str, place: HubPlace) -> None:
         )
 
 
-def listing(whose: str, place: HubPlace) -> list[str]:
-    """Return the names of all files of the repository."""
+def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
+    """Return the local copies of the files on the hub that a place means; missing ones are downloaded."""
     refuse_unpinned(whose, place)
+    which: Any = {"repo_type": "dataset", "revision": place.revision}
     try:
-        from huggingface_hub import HfApi, get_cached_repo_tree
+        from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
         try:
-            known = get_cached_repo_tree(place.repository, repo_type="dataset", revision=place.revision)
-            return [file.path for file in known]
+            names = [file.path for file in get_cached_repo_tree(place.repository, **which)]
         except CachedRepoTreeNotFoundError:
-            return HfApi().list_repo_files(place.repository, repo_type="dataset", revision=place.revision)
+            names = HfApi().list_repo_files(place.repository, **which)
+        chosen = _chosen(whose, place.address, place.path, _HubFolder(names))
+        folder = snapshot_download(
+            place.repository, allow_patterns=[glob.escape(name) for name in chosen], **which
+        )
+    except DataError:
+        raise
     except Exception as wrong:  # the hub's library raises many kinds: offline, refused, absent, rate limits
         raise DataError(
-            f"{whose}: {place.repository} cannot be listed on the hub ({one_line(wrong)}); {place.remedy}"
+            f"{whose}: {place.repository} cannot be read from the hub ({one_line(wrong)}); {place.remedy}"
         ) from wrong
-
-
-def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
-    """Download these files of the repository and return their local paths."""
-    try:
-        from huggingface_hub import snapshot_download
-
-        folder = snapshot_download(
-            place.repository,
-            repo_type="dataset",
-            revision=place.revision,
-            allow_patterns=[glob.escape(name) for name in names],
-        )
-    except Exception as wrong:
-        raise DataError(
-            f"{whose}: {place.repository} cannot be downloaded from the hub ({one_line(wrong)}); {place.remedy}"
-        ) from wrong
-    return tuple(Path(folder) / name for name in names)
+    return tuple(Path(folder) / name for name in chosen)
 
 
 # ---------------------------------------------------------------- which files, and their identity
@@ -153,7 +138,8 @@ def download(whose: str, place: HubPlace, names: list[str]) -> tuple[Path, ...]:
 # Raise this when the same files and record would be read as other examples than before.
 GENERATION = 1
 
-KINDS = (".parquet", ".arrow", ".jsonl", ".json", ".csv", ".tsv")
+ARROW, JSON = (".parquet", ".arrow"), (".jsonl", ".json")
+KINDS = (*ARROW, *JSON, ".csv", ".tsv")
 # CoNLL columns
 COLUMNS = (".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb")
 # Files beside the rows of a dataset that describe them.
@@ -169,7 +155,7 @@ def kind_of(name: str) -> tuple[str, str]:
     path = PurePosixPath(name.lower())
     codec = CODECS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if codec else path.suffix
-    if path.name in ABOUT or kind not in (*KINDS, *COLUMNS) or (codec and kind in (".parquet", ".arrow")):
+    if path.name in ABOUT or kind not in (*KINDS, *COLUMNS) or (codec and kind in ARROW):
         return "", ""
     return kind, codec
 
@@ -177,14 +163,10 @@ def kind_of(name: str) -> tuple[str, str]:
 def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
     """Return the local files of each split that the examples are made of; those on the hub are downloaded."""
     whose = f"task {task.name!r}"
-    files = {}
-    for part, place in _places(task).items():
-        if isinstance(place, HubPlace):
-            names = _chosen(whose, place.address, place.path, _in_names(listing(whose, place), place.path))
-            files[part] = download(whose, place, names)
-        else:
-            files[part] = _local_files(whose, *place)
-    return files
+    return {
+        part: _hub_files(whose, place) if isinstance(place, HubPlace) else _local_files(whose, *place)
+        for part, place in _places(task).items()
+    }
 
 
 def on_hub(task: Task) -> list[HubPlace]:
@@ -203,7 +185,7 @@ def local_files(task: Task) -> dict[str, tuple[Path, ...]]:
 
 def matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     """Return the files in a folder that a pattern matches, sorted by name; there may be none."""
-    return tuple(folder / name for name in _in_folder(folder, pattern)[0])
+    return tuple(folder / name for name in _matching(_LocalFolder(folder), pattern))
 
 
 def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
@@ -317,25 +299,66 @@ def _place(whose: str, base: HubPlace | Path, place: str) -> HubPlace | LocalPla
         return Path(path.anchor), path.relative_to(path.anchor).as_posix()
     if isinstance(base, Path):
         return base, place
-    return HubPlace.of(whose, base.below(place).address)
+    return HubPlace.of(whose, f"{base.address.rstrip('/')}/{place}")
 
 
 # ---------------------------------------------------------------- patterns → files
 
 
+class _LocalFolder:
+    """A folder in which patterns are looked up; paths are relative to it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def names(self, below: PurePosixPath) -> list[str]:
+        """Return the names in a folder, apart from hidden ones."""
+        folder = self.root / below
+        try:
+            return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as wrong:
+            raise DataError(f"{folder} cannot be read ({wrong.strerror}); check its permissions") from None
+
+    def exists(self, path: PurePosixPath) -> bool:
+        return (self.root / path).exists()
+
+    def is_file(self, path: PurePosixPath) -> bool:
+        return (self.root / path).is_file()
+
+
+class _HubFolder(_LocalFolder):
+    """The same for a repository on the hub, of which only the names of its files are known."""
+
+    def __init__(self, files: Iterable[str]) -> None:
+        self.files = {PurePosixPath(name) for name in files}
+        self.folders = {folder for file in self.files for folder in file.parents}
+
+    def names(self, below: PurePosixPath) -> list[str]:
+        every = (path.name for path in (*self.files, *self.folders) if path.parent == below and path.name)
+        return sorted(name for name in every if not name.startswith("."))
+
+    def exists(self, path: PurePosixPath) -> bool:
+        return path in self.files or path in self.folders
+
+    def is_file(self, path: PurePosixPath) -> bool:
+        return path in self.files
+
+
 def _local_files(whose: str, folder: Path, pattern: str) -> tuple[Path, ...]:
     """Return the files in a folder that a pattern matches, sorted by name; raise an error if there are none."""
-    found = _in_folder(folder, pattern)
     shown = folder / PurePosixPath(pattern).parent
-    names = _chosen(whose, str(shown if shown.is_dir() else folder), pattern, found)
-    return tuple(folder / name for name in names)
+    where = str(shown if shown.is_dir() else folder)
+    return tuple(folder / name for name in _chosen(whose, where, pattern, _LocalFolder(folder)))
 
 
-def _chosen(whose: str, where: str, pattern: str, found: tuple[list[str], list[str]]) -> list[str]:
-    """Return the names that were found, if there are some and they are of one kind."""
-    names, others = found
+def _chosen(whose: str, where: str, pattern: str, folder: _LocalFolder) -> list[str]:
+    """Return the names that a pattern matches, if there are some and they are of one kind."""
+    names = _matching(folder, pattern)
     if not names:
-        close = get_close_matches(pattern, others, n=4, cutoff=0.3) or sorted(others)[:4]
+        others = folder.names(PurePosixPath(pattern).parent) or folder.names(PurePosixPath())
+        close = get_close_matches(PurePosixPath(pattern).name, others, n=4, cutoff=0.3) or others[:4]
         there = f"there are {', '.join(close)}" if close else "nothing like it is there"
         raise Absent(
             f"{whose}: no file in {where} matches {pattern!r} ({' '.join(KINDS)}, or with .gz or .zst); {there}; "
@@ -354,89 +377,44 @@ def _unpacked(name: str) -> str:
     return str(PurePosixPath(name).with_suffix("")) if PurePosixPath(name.lower()).suffix in CODECS else name
 
 
-def _readings(pattern: str) -> Iterator[tuple[str, ...]]:
-    """Yield the interpretations of a pattern: files, or else the files in a folder of that name."""
-    *folders, last = PurePosixPath(pattern).parts
-    yield *folders, last
-    if last.removesuffix("*"):
-        yield *folders, last.removesuffix("*"), "*"
-
-
 def _fits(name: str, part: str, *, last: bool, anyhow: bool) -> bool:
-    """Whether a component of a path matches one of a pattern, with `anyhow` ignoring case; hidden ones never do."""
-    if name.startswith("."):
-        return False
+    """Whether a component of a path matches one of a pattern, with `anyhow` ignoring case."""
     if anyhow:
         name, part = name.lower(), part.lower()
     return name == part or fnmatchcase(name, part) or (last and fnmatchcase(_unpacked(name), part))
 
 
-def _readable(names: Iterable[str]) -> list[str]:
-    """Return the names that can be read: tables, or else files in CoNLL columns."""
-    kinds = {name: kind_of(name)[0] for name in names}
-    for some in (KINDS, COLUMNS):
-        if found := [name for name, kind in kinds.items() if kind in some]:
-            return found
+def _matching(folder: _LocalFolder, pattern: str) -> list[str]:
+    """Return the files that a pattern matches, sorted, or else the files in a folder of that name.
+
+    They are tables, or else files in CoNLL columns.
+    """
+    *folders, last = PurePosixPath(pattern).parts
+    meanings = [(*folders, last)]
+    if last.removesuffix("*"):
+        meanings.append((*folders, last.removesuffix("*"), "*"))
+    for anyhow, parts in product((False, True), meanings):
+        files = [str(path) for path in _expand(folder, PurePosixPath(), parts, anyhow=anyhow)]
+        for kinds in (KINDS, COLUMNS):
+            if found := [name for name in files if kind_of(name)[0] in kinds]:
+                return sorted(found)
     return []
 
 
-def _in_names(names: Iterable[str], pattern: str) -> tuple[list[str], list[str]]:
-    """Return the names in a repository that a pattern matches, and others in the same folder for messages."""
-    tables = [name for name in names if kind_of(name)[0]]
-    folder = PurePosixPath(pattern).parent
-    others = [
-        name for name in tables if not is_pattern(str(folder)) and PurePosixPath(name).is_relative_to(folder)
-    ]
-    for anyhow, parts in product((False, True), _readings(pattern)):
-        found = []
-        for name in tables:
-            steps = PurePosixPath(name).parts
-            if len(steps) == len(parts) and all(
-                _fits(step, part, last=place == len(parts), anyhow=anyhow)
-                for place, (step, part) in enumerate(zip(steps, parts, strict=True), 1)
-            ):
-                found.append(name)
-        if found := _readable(found):
-            return sorted(found), others
-    return [], others or tables
-
-
-def _in_folder(folder: Path, pattern: str) -> tuple[list[str], list[str]]:
-    """Return the names below a folder that a pattern matches, or else the others there for messages."""
-    for anyhow, parts in product((False, True), _readings(pattern)):
-        every = [
-            name
-            for name in _expand(folder, PurePosixPath(), parts, anyhow=anyhow)
-            if (folder / name).is_file()
-        ]
-        if found := _readable(every):
-            return sorted(found), []
-    parent = folder / PurePosixPath(pattern).parent
-    return [], [path.name for path in _entries(parent if parent.is_dir() else folder)]
-
-
-def _expand(folder: Path, below: PurePosixPath, parts: tuple[str, ...], *, anyhow: bool) -> Iterator[str]:
-    """Yield everything below a folder that a pattern matches; a component that exists is taken literally."""
+def _expand(
+    folder: _LocalFolder, below: PurePosixPath, parts: tuple[str, ...], *, anyhow: bool
+) -> Iterator[PurePosixPath]:
+    """Yield the files that a pattern matches; a component that exists is taken literally."""
     part, rest = parts[0], parts[1:]
-    if part == ".." or (rest and (folder / below / part).exists()):
-        steps = [part]
+    if part == ".." or (rest and folder.exists(below / part)):
+        names = [part]
     else:
-        names = (path.name for path in _entries(folder / below))
-        steps = [name for name in names if _fits(name, part, last=not rest, anyhow=anyhow)]
-    for step in steps:
+        names = [name for name in folder.names(below) if _fits(name, part, last=not rest, anyhow=anyhow)]
+    for path in (below / name for name in names):
         if rest:
-            yield from _expand(folder, below / step, rest, anyhow=anyhow)
-        else:
-            yield str(below / step)
-
-
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        return []
-    except OSError as wrong:
-        raise DataError(f"{folder} cannot be read ({wrong.strerror}); check its permissions") from None
+            yield from _expand(folder, path, rest, anyhow=anyhow)
+        elif folder.is_file(path):
+            yield path
 
 
 # ---------------------------------------------------------------- rows of files
@@ -445,61 +423,9 @@ def _entries(folder: Path) -> list[Path]:
 CHUNK_BYTES = 2**22
 CHUNK_ROWS = 2**14
 _BOM = b"\xef\xbb\xbf"
-
-
-@dataclass(frozen=True)
-class Only:
-    """A filter for the rows whose `column`, as text, is in `values`."""
-
-    column: str
-    values: Collection[str]
-
-
-@dataclass(frozen=True)
-class TableRows:
-    """Some rows of one file, with columns under the names they were requested by."""
-
-    file: str
-    numbers: Sequence[int]  # row numbers in the file, from 1
-    columns: dict[str, list[Any]]
-
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def place(self, row: int) -> str:
-        return f"{self.file}:{self.numbers[row]}"
-
-    def taken(self, only: Only | None) -> TableRows:
-        """Return the rows that pass the filter."""
-        if only is None:
-            return self
-        rows = [row for row, value in enumerate(self.columns[only.column]) if str(value) in only.values]
-        columns = {name: [values[row] for row in rows] for name, values in self.columns.items()}
-        return TableRows(self.file, [self.numbers[row] for row in rows], columns)
-
-
-def read(
-    whose: str,
-    files: Sequence[Path],
-    wanted: Sequence[str],
-    *,
-    optional: Sequence[str] = (),
-    only: Only | None = None,
-) -> Iterator[TableRows]:
-    """Yield the rows of the files in chunks; an optional column that is absent is all None."""
-    for path in files:
-        kind, _ = kind_of(path.name)
-        request = _Request(f"{whose}: {path.name}", path.name, tuple(wanted), tuple(optional))
-        with _refusing_unreadable(whose, path):
-            if kind in (".parquet", ".arrow"):
-                yield from _arrow(request, path, only)
-            elif kind in (".jsonl", ".json"):
-                for rows in _json_rows(request, path):
-                    yield rows.taken(only)
-            elif _is_conll(path):
-                yield _conll_rows(request, path).taken(only)
-            else:
-                yield _separated(request, path).taken(only)
+Only = tuple[str, Collection[str]]  # a column, and the values that it must have as text
+Row = tuple[int, dict[str, Any]]  # its number in the file, from 1, and its columns
+Choose = Callable[[str, Collection[str]], list[str | None]]
 
 
 def read_rows(
@@ -510,21 +436,47 @@ def read_rows(
     optional: Sequence[str] = (),
     only: Only | None = None,
 ) -> Iterator[tuple[str, tuple[Any, ...]]]:
-    """Yield the place of each row, "file:number", and its values in the order of `wanted` and `optional`."""
-    for rows in read(whose, files, wanted, optional=optional, only=only):
-        values = zip(*(rows.columns[name] for name in (*wanted, *optional)), strict=True)
-        for row, value in enumerate(values):
-            yield rows.place(row), value
+    """Yield the place of each row, "file:number", and its values in the order of `wanted` and `optional`.
+
+    An optional column that is absent is None; `only` filters the rows.
+    """
+    every = (*wanted, *optional)
+    at = every.index(only[0]) if only else 0
+
+    def choose(where: str, present: Collection[str]) -> list[str | None]:
+        names = [name_in(column, present) for column in every]
+        if None in names[: len(wanted)]:
+            column = every[names.index(None)]
+            raise DataError(f"{where} has no column {column!r}; {nearest(column.split('|')[0], present)}")
+        return names
+
+    for path in files:
+        where, kind = f"{whose}: {path.name}", kind_of(path.name)[0]
+        names: list[str | None] = []
+        with _refusing_unreadable(whose, path):
+            for number, row in _rows(where, path, choose, only):
+                if not names or any(
+                    name not in row for name in names
+                ):  # rows of JSON may omit different columns
+                    names = choose(f"{where}:{number}" if kind in JSON else where, row)
+                values = tuple(None if name is None else row[name] for name in names)
+                if only is None or str(values[at]) in only[1]:
+                    yield f"{path.name}:{number}", values
+
+
+def name_in(column: str, present: Collection[str]) -> str | None:
+    """Return the first alternative of a column that is there."""
+    return next((name for name in column.split("|") if name in present), None)
 
 
 def column_names(whose: str, path: Path) -> tuple[str, ...]:
     """Return the columns of a file; for JSON, those of the first row."""
     kind, _ = kind_of(path.name)
     with _refusing_unreadable(whose, path):
-        if kind in (".parquet", ".arrow"):
+        if kind in ARROW:
             return tuple(schema_of(path).names)
-        if kind in (".jsonl", ".json"):
-            for _, _, row in _objects(f"{whose}: {path.name}", path):
+        if kind in JSON:
+            for _, row in _json_rows(f"{whose}: {path.name}", path):
                 return tuple(row)
         elif _is_conll(path):
             return CONLL
@@ -581,33 +533,6 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
 # ---------------------------------------------------------------- one file
 
 
-@dataclass(frozen=True)
-class _Request:
-    """The columns requested of one file."""
-
-    where: str
-    file: str
-    wanted: tuple[str, ...]
-    optional: tuple[str, ...]
-
-    def chosen(self, present: Collection[str], where: str = "") -> dict[str, str]:
-        """Return the name of each column in the file; an absent optional one is left out."""
-        names = {}
-        for column in (*self.wanted, *self.optional):
-            name = next((name for name in column.split("|") if name in present), None)
-            if name is not None:
-                names[column] = name
-            elif column not in self.optional:
-                raise DataError(
-                    f"{where or self.where} has no column {column!r}; {nearest(column.split('|')[0], present)}"
-                )
-        return names
-
-    def rows(self, numbers: Sequence[int], columns: dict[str, list[Any]]) -> TableRows:
-        absent = {name: [None] * len(numbers) for name in self.optional if name not in columns}
-        return TableRows(self.file, numbers, columns | absent)
-
-
 def _opened(path: Path) -> Any:
     codec = kind_of(path.name)[1]
     if not codec:
@@ -617,76 +542,62 @@ def _opened(path: Path) -> Any:
     return pyarrow.CompressedInputStream(str(path), codec)
 
 
-def _arrow(request: _Request, path: Path, only: Only | None) -> Iterator[TableRows]:
+def _rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
+    kind, _ = kind_of(path.name)
+    if kind in ARROW:
+        return _arrow_rows(where, path, choose, only)
+    if kind in JSON:
+        return _json_rows(where, path)
+    return _conll_rows(where, path) if _is_conll(path) else _separated_rows(where, path, choose)
+
+
+def _arrow_rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
+    import pyarrow
     from pyarrow import ipc, parquet
 
     is_parquet = kind_of(path.name)[0] == ".parquet"
     with parquet.ParquetFile(path) if is_parquet else ipc.open_stream(path) as table:
-        chosen = request.chosen((table.schema_arrow if is_parquet else table.schema).names)
-        wanted = sorted(set(chosen.values()))
+        present = (table.schema_arrow if is_parquet else table.schema).names
+        names = sorted({name for name in choose(where, present) if name})
+        key = name_in(only[0], present) if only else None
         first = 1
-        for batch in table.iter_batches(batch_size=CHUNK_ROWS, columns=wanted) if is_parquet else table:
+        for batch in table.iter_batches(batch_size=CHUNK_ROWS, columns=names) if is_parquet else table:
             numbers: Sequence[int] = range(first, first + len(batch))
             first += len(batch)
-            if only is not None:  # filter first, so that unwanted texts are not converted to Python
-                values = batch.column(chosen[only.column]).to_pylist()
-                rows = [row for row, value in enumerate(values) if str(value) in only.values]
-                batch, numbers = (
-                    batch.take(rows) if rows else batch.slice(0, 0),
-                    [numbers[row] for row in rows],
-                )
-            yield request.rows(numbers, {name: batch.column(one).to_pylist() for name, one in chosen.items()})
+            if only and key:  # filter first, so that unwanted texts are not converted to Python
+                keys = batch.column(key).to_pylist()
+                rows = [row for row, value in enumerate(keys) if str(value) in only[1]]
+                batch, numbers = batch.take(pyarrow.array(rows, pyarrow.int64())), [numbers[r] for r in rows]
+            values = (batch.column(name).to_pylist() for name in names)
+            for number, *row in zip(numbers, *values, strict=True):
+                yield number, dict(zip(names, row, strict=True))
 
 
 # ---------------------------------------------------------------- JSON
 
 
-def _json_rows(request: _Request, path: Path) -> Iterator[TableRows]:
-    every = (*request.wanted, *request.optional)
-    numbers: list[int] = []
-    columns: dict[str, list[Any]] = {name: [] for name in every}
-    chosen: dict[str, str] = {}
-    size = 0
-    for number, length, row in _objects(request.where, path):
-        if not all(name in row for name in chosen.values()) or len(chosen) < len(every):
-            chosen = request.chosen(row, f"{request.where}:{number}")  # rows may omit different columns
-        numbers.append(number)
-        for name in every:
-            columns[name].append(row[chosen[name]] if name in chosen else None)
-        size += length
-        if size >= CHUNK_BYTES:
-            yield request.rows(numbers, columns)
-            numbers, columns, size = [], {name: [] for name in every}, 0
-    yield request.rows(numbers, columns)
-
-
-def _objects(where: str, path: Path) -> Iterator[tuple[int, int, dict[str, Any]]]:
-    """Yield number, bytes and content of the rows of a JSON file: one object per line, or one document."""
-    first = list(islice(lines(path), 2))
-    in_lines = kind_of(path.name)[0] == ".jsonl"
-    if first and _begins_document(where, [line for _, line in first], in_lines=in_lines):
+def _json_rows(where: str, path: Path) -> Iterator[Row]:
+    """Yield the rows of a JSON file: one object per line, or one document."""
+    if _is_document(path):
         with _opened(path) as stream:
             document = _json(where, stream.read().removeprefix(_BOM))
-        for number, row in enumerate(_rows_of_document(where, document), 1):
-            yield number, 0, row
-        return
-    for number, line in lines(path):
-        yield number, len(line), _object(f"{where}:{number}", _json(f"{where}:{number}", line))
+        yield from enumerate(_rows_of_document(where, document), 1)
+    else:
+        for number, line in lines(path):
+            yield number, _object(f"{where}:{number}", _json(f"{where}:{number}", line))
 
 
-def _begins_document(where: str, first: list[bytes], *, in_lines: bool) -> bool:
-    """Whether a file is one JSON document rather than an object per line, by its first two lines.
-
-    `in_lines`: the file's name says that it holds an object per line.
-    """
-    begins = first[0].strip()
-    if begins.startswith(b"[") or begins == b"{":
-        return True
-    if len(first) > 1 and begins.startswith(b"{") and not in_lines and not _is_json(begins):
-        return True
-    if len(first) > 1 or b'"data"' not in begins:
-        return False
-    return isinstance(_object(where, _json(where, begins)).get("data"), list)
+def _is_document(path: Path) -> bool:
+    """Whether a file is one JSON document rather than an object per line, by its first two lines."""
+    first = [line.strip() for _, line in islice(lines(path), 2)]
+    if not first or first[0].startswith(b"[") or first[0] == b"{":
+        return bool(first)
+    try:
+        row = json.loads(first[0])
+    except (ValueError, RecursionError):
+        # An object that goes on in the next line, unless the file's name says that it is one line.
+        return first[0].startswith(b"{") and kind_of(path.name)[0] == ".json"
+    return len(first) == 1 and isinstance(row, dict) and isinstance(row.get("data"), list)
 
 
 def _rows_of_document(where: str, document: Any) -> Iterator[dict[str, Any]]:
@@ -737,14 +648,6 @@ def _json(where: str, raw: bytes) -> Any:
     return found
 
 
-def _is_json(raw: bytes) -> bool:
-    try:
-        json.loads(raw)
-    except (ValueError, RecursionError):
-        return False
-    return True
-
-
 def _object(where: str, found: Any) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise DataError(f'{where} is no JSON object; write one object a line, e.g. {{"text": "…"}}')
@@ -772,38 +675,34 @@ def _reader(path: Path, text: str) -> Any:
     return csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
 
 
-def _separated(request: _Request, path: Path) -> TableRows:
+def _separated_rows(where: str, path: Path, choose: Choose) -> Iterator[Row]:
     with _opened(path) as stream:
         raw = stream.read().removeprefix(_BOM)
     try:
         reader = _reader(path, raw.decode())
     except UnicodeDecodeError as wrong:
         line = raw[: wrong.start].count(b"\n") + 1
-        raise DataError(f"{request.where}:{line} is not UTF-8; convert the file") from None
+        raise DataError(f"{where}:{line} is not UTF-8; convert the file") from None
     header: list[str] = []
-    numbers, rows = [], []
+    place: dict[str, int] = {}
     start = 1
     try:
         for row in reader:
             number, start = start, reader.line_num + 1
-            if not row:
-                continue
-            if not header:
+            if row and header:
+                if len(row) != len(header):
+                    raise DataError(
+                        f"{where}:{number} has {len(row)} columns where the header has {len(header)}; correct the row"
+                    )
+                yield number, {name: row[at] for name, at in place.items()}
+            elif row:
                 header = row
-                continue
-            if len(row) != len(header):
-                raise DataError(
-                    f"{request.where}:{number} has {len(row)} columns where the header has {len(header)}; correct the row"
-                )
-            numbers.append(number)
-            rows.append(row)
+                choose(where, header)  # a file without rows must have the columns too
+                place = {name: header.index(name) for name in header}  # the first of two with one name
     except csv.Error as wrong:
-        raise DataError(f"{request.where}:{start} is malformed ({wrong}); correct the row") from None
+        raise DataError(f"{where}:{start} is malformed ({wrong}); correct the row") from None
     if not header:
-        raise DataError(f"{request.where} is empty; write a header line and rows")
-    chosen = request.chosen(header)
-    at = {name: header.index(one) for name, one in chosen.items()}
-    return request.rows(numbers, {name: [row[place] for row in rows] for name, place in at.items()})
+        raise DataError(f"{where} is empty; write a header line and rows")
 
 
 # ---------------------------------------------------------------- CoNLL columns
@@ -831,36 +730,32 @@ def _has_tag(fields: list[str]) -> bool:
     return any(_TAG.fullmatch(one) for one in fields[1:])
 
 
-def _conll_rows(request: _Request, path: Path) -> TableRows:
-    """Return one row per sentence; the tags are the last column that holds only tags."""
-    sentences = list(_sentences(request.where, path))
+def _conll_rows(where: str, path: Path) -> Iterator[Row]:
+    """Yield one row per sentence; the tags are the last column that holds only tags."""
+    sentences = list(_sentences(where, path))
     every = [line for sentence in sentences for line in sentence]
     if not every:
-        raise DataError(f"{request.where} is empty; put rows into it")
+        raise DataError(f"{where} is empty; put rows into it")
     width = len(every[0][1])
     for number, fields in every:
-        where = f"{request.where}:{number}"
         if not _has_tag(fields):
             raise DataError(
-                f"{where} is not a word and its tag (O, B-PER, I-PER, …), as a {kind_of(path.name)[0]} file is read; "
-                f"correct it, or write the data as {' '.join(KINDS)}"
+                f"{where}:{number} is not a word and its tag (O, B-PER, I-PER, …), as a {kind_of(path.name)[0]} file is "
+                f"read; correct it, or write the data as {' '.join(KINDS)}"
             )
         if len(fields) != width:
             raise DataError(
-                f"{where} has {counted(len(fields), 'column')} where others have {width}; correct the row"
+                f"{where}:{number} has {counted(len(fields), 'column')} where others have {width}; correct the row"
             )
     tags = [at for at in range(1, width) if all(_TAG.fullmatch(fields[at]) for _, fields in every)]
     if not tags:
-        raise DataError(f"{request.where} has no column of tags (O, B-PER, I-PER, …) only; correct it")
+        raise DataError(f"{where} has no column of tags (O, B-PER, I-PER, …) only; correct it")
     numbered = width > 2 and all(
         [fields[0] for _, fields in one] == [str(place + 1) for place in range(len(one))] for one in sentences
     )
-    columns = {
-        "tokens": [[fields[numbered] for _, fields in one] for one in sentences],
-        "tags": [_iob2([fields[tags[-1]] for _, fields in one]) for one in sentences],
-    }
-    chosen = request.chosen(CONLL)
-    return request.rows([one[0][0] for one in sentences], {name: columns[at] for name, at in chosen.items()})
+    for sentence in sentences:
+        words, labels = zip(*((fields[numbered], fields[tags[-1]]) for _, fields in sentence), strict=True)
+        yield sentence[0][0], dict(zip(CONLL, (list(words), _iob2(labels)), strict=True))
 
 
 def _sentences(where: str, path: Path) -> Iterator[list[Line]]:
@@ -884,7 +779,7 @@ def _sentences(where: str, path: Path) -> Iterator[list[Line]]:
         yield sentence
 
 
-def _iob2(tags: list[str]) -> list[str]:
+def _iob2(tags: Sequence[str]) -> list[str]:
     """Return tags in IOB2, where every entity begins with B-; in IOB1, as in CoNLL-2003, most begin with I-."""
     before = ["O", *tags[:-1]]
     return [

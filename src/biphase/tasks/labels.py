@@ -1,8 +1,4 @@
-"""Labels: from values in files to their numbers, and the inference of labels that a task does not list.
-
-`Numbering` maps values to numbers. A label may be written as its name, as its number (2, 2.0, "2"), or as true or
-false if there are two. Names take precedence over numbers: where labels are called "1" to "5", a 1 is the label
-called "1", and 0 is no label, unless metadata names the labels and the rows are known to hold numbers only.
+"""Labels that a task does not list: inferred from the values of a column.
 
 `values_of` and `in_order` collect the labels of a column; `named` finds names for numeric labels beside the rows:
 in labels.json or label.json, in the `datasets` metadata of parquet and arrow files, in dataset_infos.json or
@@ -19,65 +15,13 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import SpecError, one_line
+from biphase.specs.tasks import whole
 from biphase.tasks.files import INFOS, LISTS, kind_of, read_rows, schema_of
 
 MOST_LABELS = 1_000
 CARDS = (*INFOS, "README.md")  # files that describe a dataset's columns
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
-_TRUTH = {"false": 0, "true": 1}
-
-
-class Numbering:
-    """Maps labels to their numbers; with `numbered`, the files hold numbers only."""
-
-    def __init__(self, labels: Sequence[str], *, numbered: bool = False) -> None:
-        self.labels = tuple(labels)
-        self.names = {} if numbered else {name: number for number, name in enumerate(labels)}
-        self.by_number = numbered or not any(_whole(name) is not None for name in labels)
-        self.cache: dict[tuple[type, Any], int | None] = {}
-
-    def __call__(self, value: Any) -> int | None:
-        """Return the number of a label, or None if it is not one."""
-        if isinstance(value, (list, dict)):
-            return None
-        key = (type(value), value)  # distinguishes True from 1
-        if key not in self.cache:
-            self.cache[key] = self._find(value)
-        return self.cache[key]
-
-    def _find(self, value: Any) -> int | None:
-        text = str(value)
-        if isinstance(value, float) and value.is_integer():
-            text = str(int(value))
-        if text in self.names:
-            return self.names[text]
-        truth = _TRUTH.get(text.lower())
-        if truth is not None:
-            return self.names.get(text.lower(), truth if len(self.labels) == 2 else None)
-        number = _whole(text) if self.by_number else None
-        return number if number is not None and 0 <= number < len(self.labels) else None
-
-    def by_place(self, value: Any) -> bool:
-        """Whether a value is a label by its number and not by its name."""
-        return str(value) not in self.names and self(value) is not None
-
-    def refusal(self, value: Any) -> str:
-        """Return the message for a value that is not a label."""
-        if _whole(str(value)) == -1:
-            return (
-                "has the label -1: these rows are unlabelled, as GLUE's test is; "
-                "score on a part that has labels, e.g. --test FILE, or Splits(test='validation*')"
-            )
-        shown = ", ".join(self.labels[:8]) + (", …" if len(self.labels) > 8 else "")
-        return f"has the label {value!r}, which is none of {shown}; correct the row, or the task's labels"
-
-
-def _whole(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
 
 
 # ---------------------------------------------------------------- inferred labels
@@ -139,7 +83,7 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
 
     `root`: the folder that the user named. Labels that are names already return ().
     """
-    numbers = {_whole(str(value)) for value in values}
+    numbers = {whole(str(value)) for value in values}
     if not numbers or None in numbers:
         return ()
     path, names = _names_beside(whose, files[0], root, column)
@@ -154,8 +98,8 @@ def named(whose: str, files: Sequence[Path], root: Path, column: str, values: se
 
 def are_places(names: Sequence[str], values: set[Any]) -> bool:
     """Whether all values are indices into `names`, some of which look like numbers themselves."""
-    numeric = any(_whole(name) is not None for name in names)
-    return numeric and all(_whole(str(value)) in range(len(names)) for value in values)
+    numeric = any(whole(name) is not None for name in names)
+    return numeric and all(whole(str(value)) in range(len(names)) for value in values)
 
 
 def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:

@@ -73,7 +73,7 @@ class Progress:
 def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
     """Load a checkpoint's weights into `model`, which must not be sharded, and return its progress."""
     folder = store.checkpoints / key
-    verify(folder)
+    verify(folder, only="model")
     tensors: dict[str, Tensor] = dict(model.model.state_dict())
     try:
         with Tensors(folder, "model") as saved, torch.no_grad():
@@ -96,6 +96,7 @@ def load_optimizer_state(
 ) -> None:
     """Load a checkpoint's optimizer state into `optimizer`, whose parameters are the given rows of the model's."""
     folder = store.checkpoints / key
+    verify(folder, only="optimizer")
     try:
         with Tensors(folder, "optimizer") as saved:
 
@@ -231,6 +232,7 @@ class Saver:
         self.store, self.ranks, self.model, self.placed = store, ranks, model, placed
         self.sharded, self.optimizer = placed.sharded, placed.optimizer
         self.unpublished: _Unpublished | None = None
+        self.published = ""  # the key of the last checkpoint that this process published itself
         self.attempt = f"checkpoint-{job}"
 
     def remove_leftovers(self) -> None:
@@ -334,7 +336,8 @@ class Saver:
                     path.unlink()
                     del entries[path.name]
             _refuse_part(now.folder, entries)
-            publish(now.folder, self.store.checkpoints / now.record.key, entries)
+            if publish(now.folder, self.store.checkpoints / now.record.key, entries):
+                self.published = now.record.key
         finally:
             shutil.rmtree(now.folder, ignore_errors=True)
         now.then()

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -58,7 +58,7 @@ from biphase.store import Store
 from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
-from biphase.training.distributed import Ranks, Replicated, place
+from biphase.training.distributed import Placed, Ranks, Replicated, place
 from biphase.training.loop import Hooks, LoopStep, PlainStep, train
 from biphase.training.options import RuntimeOptions
 
@@ -380,6 +380,26 @@ def _number(value: float) -> float | None:
 NONFINITE_LIMIT = 20  # consecutive skipped steps after which training fails
 
 
+@dataclass
+class LiveModel:
+    """A trained model on its device with its optimizer, which the next training job of a worker takes over.
+
+    A job that begins at the checkpoint `key` goes on with it as it is. One that begins at another checkpoint of the
+    same model reads that into it. Neither builds, moves or compiles a model.
+    """
+
+    facts: tuple[object, ...]  # everything that the model and its optimizer are built from
+    model: LanguageModel
+    placed: Placed
+    rope_base: float  # 0: the model's own
+    key: str  # "": equal to no checkpoint in the store
+
+    @property
+    def bytes(self) -> int:
+        """Memory of the weights and of the optimizer state, which is twice as large."""
+        return 3 * sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+
+
 class Pretraining:
     """One training job: takes `run` to step `target` from the nearest checkpoint in the store."""
 
@@ -396,11 +416,12 @@ class Pretraining:
         flops_per_token: float | None,  # None: the model's shape is not known in advance
         options: RuntimeOptions,
         title: str = "",
+        live: LiveModel | None = None,  # left by the worker's last training job
     ) -> None:
         self.run, self.target, self.store, self.shards = run, target, store, shards
         self.identities, self.ranks, self.needed, self.options = identities, ranks, needed, options
         self.flops_per_token = flops_per_token
-        self.title = title or run.name
+        self.title, self.live = title or run.name, live
         self.key = checkpoint_key(run, target, identities)
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
@@ -450,17 +471,25 @@ class Pretraining:
                 "run the study again to compute it"
             )
         self.from_hub = nearest is None and isinstance(run.root.start, Hub)
-        self.model = starting_model(run, self.shards, probed=self.from_hub)
+        live = self._taken_over(nearest)
+        self.model = live.model if live else starting_model(run, self.shards, probed=self.from_hub)
         self.progress = Progress(step=0, next_sample=run.origin_sample, joules=0.0)
         if nearest is None:
             self.placed = place(self.model, run, ranks, self.options)
             return []
         step, key = nearest
+        keeps = step > 0 or run.optimizer_state == "keep"
+        unchanged = live is not None and live.key == key and keeps
         try:
-            loaded = checkpoint.load_weights(store, key, self.model)
-            self.placed = place(self.model, run, ranks, self.options)
-            if step > 0 or run.optimizer_state == "keep":
-                checkpoint.load_optimizer_state(store, key, self.placed.rows, self.placed.optimizer)
+            if unchanged:
+                loaded = checkpoint.progress_of(store, key)
+            else:
+                loaded = checkpoint.load_weights(store, key, self.model)
+            self.placed = live.placed if live else place(self.model, run, ranks, self.options)
+            if not unchanged:
+                self.placed.optimizer.state.clear()
+                if keeps:
+                    checkpoint.load_optimizer_state(store, key, self.placed.rows, self.placed.optimizer)
             lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.checkpoints / key).exists():
@@ -468,6 +497,43 @@ class Pretraining:
             raise
         self.progress = loaded if step else replace(loaded, step=0, next_sample=run.origin_sample)
         return lines
+
+    def _facts(self) -> tuple[object, ...]:
+        """Return everything that `starting_model` and `place` read of a run."""
+        run = self.run
+        return (
+            run.root.start,
+            run.root.seed,
+            run.packing.length,
+            isinstance(run.root.start, Hub) and bool(run.stages) and run.phases[0].rope_base > 0,
+            run.adapter,
+            run.freeze,
+            run.precision,
+            run.optimizer,
+            self.identities.data(run),
+        )
+
+    def _taken_over(self, nearest: tuple[int, str] | None) -> LiveModel | None:
+        """Return the worker's live model if this job can begin with it at `nearest`; else free its memory."""
+        live, self.live = self.live, None
+        if live is None or nearest is None or live.facts != self._facts():
+            return None
+        own = self.run.phase_at(min(nearest[0], self.run.steps - 1)).rope_base
+        if live.rope_base and live.rope_base != own:
+            return None
+        self.rope_base = live.rope_base
+        return live
+
+    def live_model(self) -> LiveModel | None:
+        """Return the model of this finished job for the worker's next one; None if it must be loaded again.
+
+        With several processes it is: sharded weights cannot be read into a model, and only the first process knows
+        whether another worker has published the checkpoint before this one.
+        """
+        if self.ranks.world > 1 or not self.published:
+            return None
+        key = self.key if self.saver.published == self.key else ""
+        return LiveModel(self._facts(), self.model, self.placed, self.rope_base, key)
 
     def _set_rope_base(self, base: float) -> None:
         if base and base != self.rope_base:

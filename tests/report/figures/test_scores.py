@@ -125,15 +125,6 @@ def test_curves_show_their_models(by_id, drawn, mean_of, paper, figure, name):
         assert series.look.role == role
 
 
-def test_pure_objectives_and_bases_have_their_own_colours(by_id, drawn):
-    ends = {one.name: one for one in by_id["splits"].panels[0].series if one.name in ("MLM", "CLM")}
-    assert (set(ends["MLM"].x), set(ends["CLM"].x)) == ({0}, {100})
-    assert (ends["MLM"].look.role, ends["CLM"].look.role) == ("mlm", "clm")
-    base = drawn(by_id["continued"], "Sequence classification", "CLM")
-    assert (base.x, base.look.role) == ((0,), "clm")
-    assert len(by_id["ratio"].entries) == 4  # a budget with one ratio is no line
-
-
 def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn, paper):
     evidence = paper[0]
     figure = by_id["efficiency"]

@@ -7,16 +7,18 @@ all figures. The file also has the rules for tick labels, and for choosing the m
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from biphase.report.recipes import Model, Recipe
 from biphase.specs import Objective
 
+Item = TypeVar("Item")
+Key = TypeVar("Key")
 Numbers = tuple[float, ...]
-Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon", "none"]
+Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 Shade = Literal["-soft", "-half-soft", "", "-half-deep", "-deep"]
 Side = Literal["right", "above"]
@@ -58,6 +60,15 @@ class Series:
     side: Side = "right"  # where a label stands relative to its point
     views: tuple[Numbers, ...] = ()  # x in each view of the figure; the first equals `x`
     legend: bool = True
+
+
+SeriesRow = tuple[float, float, str]  # x, y and hover text of a point
+
+
+def series_of(name: str, look: Style, rows: Sequence[SeriesRow], **fields: Any) -> Series:
+    """A series from its points; the other fields of `Series` by name."""
+    x, y, hover = zip(*rows, strict=True) if rows else ((), (), ())
+    return Series(name, look, x, y, hover=hover, **fields)
 
 
 @dataclass(frozen=True)
@@ -292,6 +303,14 @@ USUAL_RATIO = 0.4  # where one masking ratio represents all
 USUAL_SHARE = 0.25  # likewise, the share of CLM steps
 
 
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """The items by a key, in the order of their first occurrence."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
 def ends(models: Iterable[Model]) -> list[Model]:
     """The ends of runs that continue no decayed model."""
     return [model for model in models if model.recipe.final and not model.recipe.base and model.recipe.spans]
@@ -299,10 +318,8 @@ def ends(models: Iterable[Model]) -> list[Model]:
 
 def by_size(models: Iterable[Model]) -> dict[str, list[Model]]:
     """Models by the name of their size, smallest first; unknown sizes come last."""
-    sizes: dict[str, list[Model]] = {}
-    for model in sorted(models, key=lambda model: model.recipe.parameters or math.inf):
-        sizes.setdefault(model.recipe.size, []).append(model)
-    return sizes
+    smallest_first = sorted(models, key=lambda model: model.recipe.parameters or math.inf)
+    return grouped(smallest_first, lambda model: model.recipe.size)
 
 
 def by_setting(models: Iterable[Model]) -> dict[str, list[Model]]:
@@ -310,9 +327,7 @@ def by_setting(models: Iterable[Model]) -> dict[str, list[Model]]:
 
     The suffix is empty if the study has one setting; otherwise it names the group's first model.
     """
-    settings: dict[str, list[Model]] = {}
-    for model in models:
-        settings.setdefault(model.recipe.setting, []).append(model)
+    settings = grouped(models, lambda model: model.recipe.setting)
     return {f" (as {group[0].name})" if len(settings) > 1 else "": group for group in settings.values()}
 
 
@@ -322,9 +337,7 @@ def standing_for(models: Iterable[Model]) -> list[Model]:
     Of several masking ratios or splits, the one nearest to the usual is taken; of two budgets with equally many kinds,
     the longer.
     """
-    budgets: dict[int, list[Model]] = {}
-    for model in models:
-        budgets.setdefault(model.recipe.steps, []).append(model)
+    budgets = grouped(models, lambda model: model.recipe.steps)
     if not budgets:
         return []
     steps = max(budgets, key=lambda steps: (len({model.recipe.kind for model in budgets[steps]}), steps))

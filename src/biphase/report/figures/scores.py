@@ -1,6 +1,6 @@
 """The figures of scores: objectives, ratios, learning rates, splits, robustness, continued training, efficiency.
 
-`score_panels` draws one panel for each family of tasks, with intervals over seeds and the paper's values. A point is a
+`score_figure` draws one panel for each family of tasks, with intervals over seeds and the paper's values. A point is a
 model. A model without a seed that is complete on every task of a family has no point there; the caption gives the
 number of missing points. Scores are in percent in all figures.
 """
@@ -35,6 +35,7 @@ from biphase.report.figures.description import (
     by_setting,
     by_size,
     ends,
+    grouped,
     looks,
     meaning,
     objective_name,
@@ -79,131 +80,108 @@ class ScoreLine:
     tail: bool = False  # thin and dotted: it only leads to a point
 
 
-@dataclass(frozen=True)
-class Drawn:
-    """Panels of scores, and the number of their missing points."""
-
-    panels: tuple[Panel, ...]
-    points: int
-    missing: int
-    covers: tuple[str, ...]  # what the intervals cover; empty: there are none
-    paper: bool
-    lonely: tuple[str, ...]  # families without a panel, because no line has two points there
-
-    def notes(self) -> str:
-        """Caption text about intervals, scales, marks and missing points."""
-        covers = f"Bars are 95% intervals over {listed(list(self.covers))}."
-        sentences = [covers if self.covers else "One seed: no intervals."]
-        if len(self.panels) > 1:
-            sentences.append("Each panel has its own scale.")
-        if self.paper:
-            sentences.append("Hollow diamonds are the paper's values.")
-        if self.lonely:
-            sentences.append(f"Not drawn, with fewer than two points: {listed(list(self.lonely))}.")
-        if self.missing:
-            are = "is" if self.missing == 1 else "are"
-            sentences.append(
-                f"{self.missing} of {counted(self.points, 'point')} {are} missing: "
-                "not computed, or not for every learning rate of a seed."
-            )
-        return " ".join(sentences)
-
-    def figure(self, id: str, title: str, caption: str, views: tuple[View, ...] = ()) -> Figure | None:
-        """The figure of these panels, its caption followed by the notes; None if there is no panel."""
-        return Figure(id, title, f"{caption} {self.notes()}", self.panels, views) if self.panels else None
+Known = list[tuple[Point, Score]]  # the points of a line that have a score
 
 
-def score_panels(
-    evidence: Evidence, estimates: Estimates, lines: Iterable[ScoreLine], x: Axis, *, views: int = 1
-) -> Drawn:
-    """A panel for each family with known scores."""
+def score_figure(
+    evidence: Evidence,
+    estimates: Estimates,
+    lines: Iterable[ScoreLine],
+    x: Axis,
+    id: str,
+    title: str,
+    caption: str,
+    *,
+    views: tuple[View, ...] = (),
+    verticals: tuple[Vertical, ...] = (),
+) -> Figure | None:
+    """A figure with a panel for each family where some line has two points (or draws points only); None: no panel."""
     lines = tuple(lines)
-    styles = [
-        _style(line, look) for line, look in zip(lines, looks([one.meaning for one in lines]), strict=True)
-    ]
+    styles = looks([line.meaning for line in lines])
     panels: list[Panel] = []
     covers: dict[str, None] = {}
     every: dict[tuple[str, str], bool] = {}  # (family, model) → whether its score is known
-    paper = False
-    joining = any(line.draws != "points" for line in lines)
-    lonely: list[str] = []
+    lonely: list[str] = []  # families without a panel
     for family, tasks in evidence.families.items():
-        made: list[Series] = []
-        others: list[Series] = []
-        joined = not joining
-        for line, style in zip(lines, styles, strict=True):
-            scores = [estimates.families[point.model.name, family] for point in line.points]
-            known = [(p, s) for p, s in zip(line.points, scores, strict=True) if s.known]
-            every |= {(family, score.model): score.known for score in scores if score.planned}
+        series: list[Series] = []
+        redrawn: list[Series] = []
+        joined = all(line.draws == "points" for line in lines)
+        for line, look in zip(lines, styles, strict=True):
+            scores = [(point, estimates.families[point.model.name, family]) for point in line.points]
+            every |= {(family, score.model): score.known for _, score in scores if score.planned}
+            known = [(point, score) for point, score in scores if score.known]
             joined = joined or len(known) > 1
             if known:
-                made += [*_seeds(line, style, known), _series(evidence, line, style, known, tasks, views)]
-                others += _of_other_roles(evidence, line, known, tasks, views)
-                covers |= {s.seeds.covers: None for _, s in known if math.isfinite(s.seeds.low)}
-        if made and not joined:
-            lonely.append(FAMILIES[family].name)
-        elif made:
-            made += others
-            marks = _paper_marks(evidence.published, lines, family, views)
-            paper = paper or bool(marks)
+                series += [*_seeds(line, look, known), _series(evidence, line, look, known, tasks)]
+                redrawn += _of_other_roles(evidence, line, known, tasks)
+                covers |= {score.seeds.covers: None for _, score in known if math.isfinite(score.seeds.low)}
+        name = FAMILIES[family].name
+        if series and not joined:
+            lonely.append(name)
+        elif series:
+            marks = _paper_marks(evidence.published, lines, family)
             y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILIES[family].name.capitalize(), x, y, (*marks, *made)))
-    return Drawn(
-        tuple(panels),
-        len(every),
-        sum(not known for known in every.values()),
-        tuple(covers),
-        paper,
-        tuple(lonely),
-    )
+            panels.append(Panel(name.capitalize(), x, y, (*marks, *series, *redrawn), verticals))
+    notes = _notes(panels, "Bars", covers, "the paper's values")
+    if lonely:
+        notes.append(f"Not drawn, with fewer than two points: {listed(lonely)}.")
+    missing = sum(not known for known in every.values())
+    if missing:
+        notes.append(
+            f"{missing} of {counted(len(every), 'point')} {'is' if missing == 1 else 'are'} missing: "
+            "not computed, or not for every learning rate of a seed."
+        )
+    return Figure(id, title, " ".join([caption, *notes]), tuple(panels), views) if panels else None
 
 
-def _style(line: ScoreLine, look: Style) -> Style:
-    return replace(look, hollow=line.hollow, **({"dash": "dot", "width": 0.6} if line.tail else {}))
+def _notes(panels: list[Panel], intervals: str, covers: Iterable[str], marks: str) -> list[str]:
+    """Caption text about intervals, scales and the paper's marks."""
+    over = listed(list(covers))
+    notes = [f"{intervals} are 95% intervals over {over}." if over else "One seed: no intervals."]
+    notes += ["Each panel has its own scale."] * (len(panels) > 1)
+    marked = any(series.name == PAPER for panel in panels for series in panel.series)
+    return notes + [f"Hollow diamonds are {marks}."] * marked
 
 
 def _of_other_roles(
-    evidence: Evidence, line: ScoreLine, known: list[tuple[Point, Score]], tasks: tuple[str, ...], views: int
+    evidence: Evidence, line: ScoreLine, known: Known, tasks: tuple[str, ...]
 ) -> list[Series]:
     """Redraw points whose role differs from their line's, such as a base or a single objective, in their own style."""
-    found: dict[str, list[tuple[Point, Score]]] = {}
-    for point, score in known if line.draws == "both" else ():
-        role = role_of(point.model.recipe)
-        if role != line.meaning.role:
-            found.setdefault(role, []).append((point, score))
+    roles = grouped(known if line.draws == "both" else [], lambda point: role_of(point[0].model.recipe))
     return [
-        _series(evidence, replace(line, name=NAMES[role], draws="points"), style_of(role), some, tasks, views)
-        for role, some in found.items()
+        _series(evidence, replace(line, name=NAMES[role], draws="points"), style_of(role), some, tasks)
+        for role, some in roles.items()
+        if role != line.meaning.role
     ]
 
 
-def _series(
-    evidence: Evidence,
-    line: ScoreLine,
-    look: Style,
-    known: list[tuple[Point, Score]],
-    tasks: tuple[str, ...],
-    views: int,
-) -> Series:
-    across = tuple(tuple(point.x[view] for point, _ in known) for view in range(views))
-    bars = (
-        known if line.draws != "line" else []
-    )  # a line that only joins points of other series has no intervals
+def _series(evidence: Evidence, line: ScoreLine, look: Style, known: Known, tasks: tuple[str, ...]) -> Series:
+    views = tuple(zip(*(point.x for point, _ in known), strict=True))
+    low, mean, high = _percents(score.seeds for _, score in known)
+    joins = line.draws == "line"  # it only joins points of other series, which have the intervals
+    tail = {"dash": "dot", "width": 0.6} if line.tail else {}
     return Series(
-        name=line.name,
-        look=look,
-        x=across[0],
-        y=tuple(100 * score.seeds.mean for _, score in known),
+        line.name,
+        replace(look, hollow=line.hollow, **tail),
+        x=views[0],
+        y=mean,
         draws=line.draws,
-        low=tuple(100 * score.seeds.low for _, score in bars),
-        high=tuple(100 * score.seeds.high for _, score in bars),
+        low=() if joins else low,
+        high=() if joins else high,
         hover=tuple(hover(evidence, point.model, score, tasks) for point, score in known),
-        views=across if views > 1 else (),
+        views=views,
         legend=line.legend,
     )
 
 
-def _seeds(line: ScoreLine, look: Style, known: list[tuple[Point, Score]]) -> list[Series]:
+def _percents(estimates: Iterable[Estimate]) -> tuple[Numbers, Numbers, Numbers]:
+    """The lower ends, the means and the upper ends of estimates, in percent."""
+    ends = [(100 * seeds.low, 100 * seeds.mean, 100 * seeds.high) for seeds in estimates]
+    low, mean, high = zip(*ends, strict=True)
+    return low, mean, high
+
+
+def _seeds(line: ScoreLine, look: Style, known: Known) -> list[Series]:
     """A marker for every single seed, a little beside its mean."""
     every = [
         (point, 100 * float(value))
@@ -226,53 +204,45 @@ def _seeds(line: ScoreLine, look: Style, known: list[tuple[Point, Score]]) -> li
     ]
 
 
-def _paper_marks(published: Published, lines: Iterable[ScoreLine], family: str, views: int) -> list[Series]:
+def _paper_marks(published: Published, lines: Iterable[ScoreLine], family: str) -> list[Series]:
     """The paper's values of the drawn recipes."""
-    found: dict[Numbers, tuple[float, str]] = {}
-    for line in lines:
-        for point in line.points:
-            value = published.family_mean(point.model.recipe, family)
-            if value is not None:
-                found[(*point.x, value)] = value, point.model.recipe.words()
-    if not found:
+    found = {}
+    for point in (point for line in lines for point in line.points):
+        value = published.family_mean(point.model.recipe, family)
+        if value is not None:
+            found[point.x, value] = point.x, value, f"{fixed(value)}%\n{point.model.recipe.words()}"
+    return _marks(found.values())
+
+
+def _marks(values: Iterable[tuple[Numbers, float, str]]) -> list[Series]:
+    """A series of published values, given as x in each view, y and hover text; empty if there are none."""
+    known = list(values)
+    if not known:
         return []
-    across = tuple(tuple(place[view] for place in found) for view in range(views))
-    return [
-        Series(
-            PAPER,
-            PAPER_LOOK,
-            x=across[0],
-            y=tuple(value for value, _ in found.values()),
-            draws="points",
-            hover=tuple(f"the paper: {fixed(value)}%\n{words}" for value, words in found.values()),
-            views=across if views > 1 else (),
-        )
-    ]
+    places, y, texts = zip(*known, strict=True)
+    views = tuple(zip(*places, strict=True))
+    hover = tuple(f"the paper: {text}" for text in texts)
+    return [Series(PAPER, PAPER_LOOK, views[0], y, draws="points", hover=hover, views=views)]
 
 
 def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]) -> str:
-    """The hover text of a point."""
-    lines = [model.name, model.recipe.words(), with_half(score.seeds.mean, score.seeds.low, score.seeds.high)]
+    """The hover text of a point; of the learning rates, how often validation chose each: "5e-5 ×9, 1e-4 ×6"."""
     seeds = counted(score.seeds.n, "seed")
-    lines.append(f"{seeds}, interval over {score.seeds.covers}" if math.isfinite(score.seeds.low) else seeds)
-    chosen = rates(evidence, model, tasks)
+    covers = f", interval over {score.seeds.covers}" if math.isfinite(score.seeds.low) else ""
+    lines = [model.name, model.recipe.words(), with_half(score.seeds), f"{seeds}{covers}"]
+    grids = [evidence.grids[result, task] for result in model.results for task in tasks]
+    chosen = Counter(grid.lrs[row] for grid in grids for row in grid.chosen.values())
     if chosen:
-        lines.append(f"learning rates {chosen}")
+        lines.append(f"learning rates {', '.join(f'{rate(lr)} ×{chosen[lr]}' for lr in sorted(chosen))}")
     if score.done < score.of:
         lines.append(f"{score.of - score.done:,} of {counted(score.of, 'fine-tuning')} missing")
     return "\n".join(lines)
 
 
-def with_half(mean: float, low: float, high: float) -> str:
+def with_half(seeds: Estimate) -> str:
     """A mean and its interval, given as shares of one: "84.89 ± 0.18%"."""
-    return f"{fixed(100 * mean)} {beside(100 * mean, 100 * low, 100 * high)}".rstrip() + "%"
-
-
-def rates(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> str:
-    """How often validation chose each learning rate: "5e-5 ×9, 1e-4 ×6"."""
-    grids = [evidence.grids[result, task] for result in model.results for task in tasks]
-    chosen = Counter(grid.lrs[row] for grid in grids for row in grid.chosen.values())
-    return ", ".join(f"{rate(lr)} ×{chosen[lr]}" for lr in sorted(chosen))
+    mean, low, high = 100 * seeds.mean, 100 * seeds.low, 100 * seeds.high
+    return f"{fixed(mean)} {beside(mean, low, high)}".rstrip() + "%"
 
 
 # ---------------------------------------------------------------- objectives
@@ -297,27 +267,21 @@ def objectives_figure(evidence: Evidence, estimates: Estimates) -> Figure | None
 def _over_sizes(
     evidence: Evidence, estimates: Estimates, models: list[tuple[str, Model]], sizes: list[Recipe]
 ) -> Figure | None:
-    lines: dict[str, ScoreLine] = {}
-    for suffix, model in models:
-        if model.recipe.parameters:
-            name = f"{objective_name(model.recipe)}{suffix}"
-            line = lines.get(name) or ScoreLine(name, Meaning(role_of(model.recipe), (suffix, name)), ())
-            point = Point((float(model.recipe.parameters),), model)
-            lines[name] = replace(line, points=(*line.points, point))
+    sized = [(suffix, model) for suffix, model in models if model.recipe.parameters]
+    lines = []
+    for name, some in grouped(sized, lambda one: f"{objective_name(one[1].recipe)}{one[0]}").items():
+        suffix, first = some[0]
+        points = tuple(Point((float(model.recipe.parameters or 0),), model) for _, model in some)
+        lines.append(ScoreLine(name, Meaning(role_of(first.recipe), (suffix, name)), points))
     ticks = tuple(float(recipe.parameters or 0) for recipe in sizes)
     labels = spaced(ticks, [recipe.size for recipe in sizes], 0.16, log=True)
-    x = Axis("model size", "log", ticks, labels, _around(ticks))
-    drawn = score_panels(evidence, estimates, lines.values(), x)
+    room = (max(ticks) / min(ticks)) ** 0.12
+    x = Axis("model size", "log", ticks, labels, (min(ticks) / room, max(ticks) * room))
     steps = {model.recipe.steps for _, model in models}
     budget = f"after {steps.pop():,} steps" if len(steps) == 1 else "each size at its longest common budget"
     caption = f"Mean over the tasks of each family, by model size, {budget}."
-    return drawn.figure("objectives", "Masked or causal, by model size", caption)
-
-
-def _around(values: Numbers) -> tuple[float, float]:
-    """A range slightly wider than these values, on a logarithmic scale."""
-    room = (max(values) / min(values)) ** 0.12
-    return min(values) / room, max(values) * room
+    title = "Masked or causal, by model size"
+    return score_figure(evidence, estimates, lines, x, "objectives", title, caption)
 
 
 def _side_by_side(evidence: Evidence, estimates: Estimates, models: list[tuple[str, Model]]) -> Figure | None:
@@ -332,12 +296,11 @@ def _side_by_side(evidence: Evidence, estimates: Estimates, models: list[tuple[s
         )
     labels = tuple(_broken(line.name) for line in lines)
     x = Axis("", "linear", tuple(range(len(models))), labels, (-0.6, len(models) - 0.4), grid=False)
-    drawn = score_panels(evidence, estimates, lines, x)
     steps = {model.recipe.steps for _, model in models if model.recipe.spans}
     title = "Causal, masked, or both in sequence" if steps else "Models side by side"
     after = f", after {steps.pop():,} steps" if len(steps) == 1 else ""
     caption = f"Mean over the tasks of each family{after}; small circles are seeds."
-    return drawn.figure("objectives", title, caption)
+    return score_figure(evidence, estimates, lines, x, "objectives", title, caption)
 
 
 def _broken(name: str) -> str:
@@ -360,8 +323,10 @@ def ratio_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
             budget = f", {thousands(steps)} steps" if len(budgets) > 1 else ""
             of = meaning(row[0].model.recipe, (steps, suffix))
             lines.append(ScoreLine(f"{size}{budget}{suffix}", of, row))
-    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
-    return drawn.figure("ratio", "Which masking ratio?", "MLM alone at several masking ratios.")
+    caption = "MLM alone at several masking ratios."
+    return score_figure(
+        evidence, estimates, lines, ratio_axis(lines), "ratio", "Which masking ratio?", caption
+    )
 
 
 def _alike_groups(models: Iterable[Model]) -> list[tuple[str, str, list[Model]]]:
@@ -375,15 +340,12 @@ def _alike_groups(models: Iterable[Model]) -> list[tuple[str, str, list[Model]]]
 
 def over_ratios(models: list[Model]) -> dict[int, tuple[Point, ...]]:
     """Budget → models by ratio, for budgets with at least two ratios."""
-    rows: dict[int, dict[float, Model]] = {}
-    for model in models:
-        if model.recipe.ratio is not None:
-            rows.setdefault(model.recipe.steps, {})[model.recipe.ratio] = model
-    return {
-        steps: tuple(Point((100 * ratio,), row[ratio]) for ratio in sorted(row))
-        for steps, row in sorted(rows.items())
-        if len(row) > 1
-    }
+    rows: dict[int, tuple[Point, ...]] = {}
+    for steps, some in sorted(grouped(models, lambda model: model.recipe.steps).items()):
+        at = {model.recipe.ratio: model for model in some if model.recipe.ratio is not None}
+        if len(at) > 1:
+            rows[steps] = tuple(Point((100 * ratio,), at[ratio]) for ratio in sorted(at))
+    return rows
 
 
 def ratio_axis(lines: list[ScoreLine]) -> Axis:
@@ -402,59 +364,52 @@ def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     finetune = evidence.plan.study.finetune
     if finetune is None or len(finetune.lrs) < 2:
         return None
-    models, size = _models(evidence)
+    models, size = _rate_models(evidence)
+    ticks = tuple(sorted(finetune.lrs))
+    labels = spaced(ticks, [rate(lr) for lr in ticks], 0.22, log=True)
+    x = Axis("learning rate", "log", ticks, labels)
     panels: list[Panel] = []
-    missing = points = 0
-    covers: dict[str, None] = {}
+    every: list[Estimate] = []
     for family, tasks in evidence.families.items():
-        made: list[Series] = []
-        for one, (name, look) in models.items():
-            at = _by_rate(evidence, evidence.models[one], tasks)
-            points, missing = points + len(at), missing + sum(not math.isfinite(e.mean) for e in at.values())
-            covers |= {e.covers: None for e in at.values() if math.isfinite(e.low)}
-            made += _rate_series(name, look, evidence.models[one], at)
-        if made:
-            marks = _paper_rate_marks(evidence.published, [evidence.models[one] for one in models], tasks)
+        series: list[Series] = []
+        for name, look, model in models:
+            at = _by_rate(evidence, model, tasks)
+            every += at.values()
+            known = {lr: seeds for lr, seeds in at.items() if math.isfinite(seeds.mean)}
+            if known:
+                series.append(_rate_series(name, look, model, known))
+        if series:
+            marks = _paper_rate_marks(evidence.published, [model for *_, model in models], tasks)
             y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILIES[family].name.capitalize(), _axis(finetune.lrs), y, (*marks, *made)))
-    if not panels:
-        return None
-    said = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]
-    said.append(
-        f"Areas are 95% intervals over {listed(list(covers))}." if covers else "One seed: no intervals."
-    )
-    said += ["Each panel has its own scale."] * (len(panels) > 1)
-    paper = any(one.name == PAPER for panel in panels for one in panel.series)
-    said += ["Hollow diamonds are single runs of the paper."] * paper
-    said += [f"{missing} of {counted(points, 'point')} missing."] * bool(missing)
-    return Figure("rates", "How delicate is the learning rate?", " ".join(said), tuple(panels))
+            panels.append(Panel(FAMILIES[family].name.capitalize(), x, y, (*marks, *series)))
+    covers = dict.fromkeys(seeds.covers for seeds in every if math.isfinite(seeds.low))
+    caption = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]
+    caption += _notes(panels, "Areas", covers, "single runs of the paper")
+    missing = sum(not math.isfinite(seeds.mean) for seeds in every)
+    caption += [f"{missing} of {counted(len(every), 'point')} missing."] * bool(missing)
+    title = "How delicate is the learning rate?"
+    return Figure("rates", title, " ".join(caption), tuple(panels)) if panels else None
 
 
-def _models(evidence: Evidence) -> tuple[dict[str, tuple[str, Style]], str]:
-    """Model name → (legend name, style) for one model of each objective at the middle size, and that size.
+def _rate_models(evidence: Evidence) -> tuple[list[tuple[str, Style, Model]], str]:
+    """Legend name, style and model of one model of each objective at the middle size, and that size.
 
     If nothing was pretrained, all scored models.
     """
-    scored = [one for one in evidence.models.values() if _any(evidence, one)]
+    done = {result for (result, _), grid in evidence.grids.items() if grid.done}
+    scored = [model for model in evidence.models.values() if done & {*model.results}]
     sizes = by_size(ends(scored))
-    if not sizes:
-        starts = [one for one in scored if not one.recipe.spans]
-        some = looks([Meaning("other", one.name) for one in starts])
-        return {
-            one.name: (one.name, look) for one, look in zip(starts, some, strict=True)
-        }, "models as they are"
-    size = list(sizes)[len(sizes) // 2]
-    found: dict[str, tuple[str, Meaning]] = {}
-    for words, some in by_setting(sizes[size]).items():
-        for one in standing_for(some):
-            name = f"{objective_name(one.recipe)}{words}"
-            found[one.name] = name, Meaning(role_of(one.recipe), (words, name))
-    styles = looks([one for _, one in found.values()])
-    return {one: (name, look) for (one, (name, _)), look in zip(found.items(), styles, strict=True)}, size
-
-
-def _any(evidence: Evidence, model: Model) -> bool:
-    return any(evidence.grids[result, task].done for result in model.results for task in evidence.tasks)
+    size = list(sizes)[len(sizes) // 2] if sizes else "models as they are"
+    if sizes:
+        chosen = [
+            (f"{objective_name(model.recipe)}{suffix}", suffix, model)
+            for suffix, group in by_setting(sizes[size]).items()
+            for model in standing_for(group)
+        ]
+    else:
+        chosen = [(model.name, "", model) for model in scored if not model.recipe.spans]
+    styles = looks([Meaning(role_of(model.recipe), (suffix, name)) for name, suffix, model in chosen])
+    return [(name, look, model) for (name, _, model), look in zip(chosen, styles, strict=True)], size
 
 
 def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[float, Estimate]:
@@ -464,37 +419,24 @@ def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[f
     return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
 
 
-def _rate_series(name: str, look: Style, model: Model, at: dict[float, Estimate]) -> list[Series]:
-    known = {lr: one for lr, one in at.items() if math.isfinite(one.mean)}
-    if not known:
-        return []
+def _rate_series(name: str, look: Style, model: Model, known: dict[float, Estimate]) -> Series:
     hover = tuple(
-        f"{model.name}\nlearning rate {rate(lr)}\n{with_half(e.mean, e.low, e.high)}\n{counted(e.n, 'seed')}"
-        for lr, e in known.items()
+        f"{model.name}\nlearning rate {rate(lr)}\n{with_half(seeds)}\n{counted(seeds.n, 'seed')}"
+        for lr, seeds in known.items()
     )
-    low, high = (tuple(100 * getattr(e, end) for e in known.values()) for end in ("low", "high"))
-    mean = tuple(100 * e.mean for e in known.values())
-    return [Series(name, look, tuple(known), mean, low=low, high=high, band=True, hover=hover)]
+    low, mean, high = _percents(known.values())
+    return Series(name, look, tuple(known), mean, low=low, high=high, band=True, hover=hover)
 
 
 def _paper_rate_marks(published: Published, models: list[Model], tasks: tuple[str, ...]) -> list[Series]:
     """The paper's single runs, if the family has one task here and it is their dataset."""
-    if len(tasks) > 1:
-        return []
-    known = [(lr, y, one) for one in models for lr, y in published.at_rates(one.recipe, tasks[0]).items()]
-    if not known:
-        return []
-    hover = tuple(
-        f"the paper: {fixed(y)}%, one run\n{one.recipe.words()}\nlearning rate {rate(lr)}"
-        for lr, y, one in known
+    return _marks(
+        ((lr,), y, f"{fixed(y)}%, one run\n{model.recipe.words()}\nlearning rate {rate(lr)}")
+        for model in models
+        for task in tasks
+        for lr, y in published.at_rates(model.recipe, task).items()
+        if len(tasks) == 1
     )
-    x, y = tuple(one[0] for one in known), tuple(one[1] for one in known)
-    return [Series(PAPER, PAPER_LOOK, x, y, draws="points", hover=hover)]
-
-
-def _axis(lrs: tuple[float, ...]) -> Axis:
-    ticks = tuple(sorted(lrs))
-    return Axis("learning rate", "log", ticks, spaced(ticks, [rate(one) for one in ticks], 0.22, log=True))
 
 
 # ---------------------------------------------------------------- splits
@@ -520,10 +462,9 @@ def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         lines.append(ScoreLine(name, meaning(split, (steps, ratio, suffix)), points))
     labels = tuple(f"{share:g}%" for share in QUARTERS)
     x = Axis("share of causal steps", "linear", QUARTERS, labels, (-5, 105))
-    drawn = score_panels(evidence, estimates, lines, x)
     masked = f"MLM at {percent(ratios.pop())}" if len(ratios) == 1 else "MLM"
     caption = f"From {masked} alone (0%) to CLM alone (100%), CLM always first."
-    return drawn.figure("splits", "How much should be causal?", caption)
+    return score_figure(evidence, estimates, lines, x, "splits", "How much should be causal?", caption)
 
 
 def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...]]:
@@ -531,26 +472,23 @@ def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...
 
     A budget is drawn at the ratio with the most splits; of equals, at the one nearest to the usual.
     """
-    every: dict[int, dict[float, dict[float, Model]]] = {}
-    for one in models:
-        if one.recipe.kind == "clm-mlm" and one.recipe.ratio is not None:
-            ratios = every.setdefault(one.recipe.steps, {})
-            ratios.setdefault(one.recipe.ratio, {})[one.recipe.causal_share] = one
-    rows: dict[tuple[float, int], dict[float, Model]] = {}
-    for steps, ratios in every.items():
-        ratio = min(
-            ratios, key=lambda ratio: (-len(ratios[ratio]), round(abs(ratio - USUAL_RATIO), 9), ratio)
-        )
-        rows[ratio, steps] = row = ratios[ratio]
-        for one in models:
-            alone = one.recipe.kind == "clm" or (one.recipe.kind == "mlm" and one.recipe.ratio == ratio)
-            if alone and one.recipe.steps == steps:
-                row[one.recipe.causal_share] = one
-    return {
-        at: tuple(Point((100 * share,), row[share]) for share in sorted(row))
-        for at, row in sorted(rows.items())
-        if len(row) > 1
-    }
+    rows: dict[tuple[float, int], tuple[Point, ...]] = {}
+    for steps, some in grouped(models, lambda model: model.recipe.steps).items():
+        both = [model for model in some if model.recipe.kind == "clm-mlm" and model.recipe.ratio is not None]
+        splits = grouped(both, lambda model: model.recipe.ratio or 0.0)
+        if not splits:
+            continue
+        shares = {ratio: {model.recipe.causal_share for model in splits[ratio]} for ratio in splits}
+        ratio = min(splits, key=lambda one: (-len(shares[one]), round(abs(one - USUAL_RATIO), 9), one))
+        alone = [
+            model
+            for model in some
+            if model.recipe.kind == "clm" or (model.recipe.kind == "mlm" and model.recipe.ratio == ratio)
+        ]
+        row = {model.recipe.causal_share: model for model in (*splits[ratio], *alone)}
+        if len(row) > 1:
+            rows[ratio, steps] = tuple(Point((100 * share,), row[share]) for share in sorted(row))
+    return dict(sorted(rows.items()))
 
 
 # ---------------------------------------------------------------- robustness
@@ -576,17 +514,15 @@ def robustness_figure(evidence: Evidence, estimates: Estimates) -> Figure | None
     if not after:
         return None
     lines = [*scratch.values(), *after]
-    drawn = score_panels(evidence, estimates, lines, ratio_axis(lines))
     caption = "How much the masking ratio matters with and without CLM first."
-    return drawn.figure("robustness", "Is the ratio less delicate after CLM?", caption)
+    title = "Is the ratio less delicate after CLM?"
+    return score_figure(evidence, estimates, lines, ratio_axis(lines), "robustness", title, caption)
 
 
 def _after_clm(models: list[Model]) -> dict[tuple[int, int], tuple[Point, ...]]:
     """(CLM steps, all steps) → two-stage models by ratio."""
-    groups: dict[int, list[Model]] = {}
-    for model in models:
-        if model.recipe.kind == "clm-mlm":
-            groups.setdefault(round(model.recipe.causal_share * model.recipe.steps), []).append(model)
+    both = [model for model in models if model.recipe.kind == "clm-mlm"]
+    groups = grouped(both, lambda model: round(model.recipe.causal_share * model.recipe.steps))
     return {
         (causal, steps): row
         for causal, group in sorted(groups.items())
@@ -601,39 +537,29 @@ def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """Decayed bases and their continuations, over the steps since the base."""
     models = list(evidence.models.values())
     rows = _continued_rows(models)
-    names = _continued_names(rows)
     lines = []
-    for name, (base, some) in zip(names, rows, strict=True):
-        starts = [Point((0.0,), one) for one in models if alike(one.recipe) == alike(base)]
-        points = (*starts, *(Point((float(one.recipe.continued),), one) for one in some))
+    for name, (base, some) in zip(_continued_names(rows), rows, strict=True):
+        starts = [Point((0.0,), model) for model in models if alike(model.recipe) == alike(base)]
+        points = (*starts, *(Point((float(model.recipe.continued),), model) for model in some))
         lines.append(ScoreLine(name, meaning(some[0].recipe, (base.steps, name)), points))
     ticks = tuple(sorted({0.0} | {point.x[0] for line in lines for point in line.points}))
-    labels = spaced(ticks, ("base", *(thousands(int(one)) for one in ticks[1:])), 0.2)
+    labels = spaced(ticks, ("base", *(thousands(int(tick)) for tick in ticks[1:])), 0.2)
     x = Axis("continued steps", "linear", ticks, labels)
-    drawn = score_panels(evidence, estimates, lines, x)
-    what = {_went_on_with(one) for _, some in rows for one in some}
+    what = {_went_on_with(model) for _, some in rows for model in some}
     masked = f"with {what.pop()}" if len(what) == 1 else "further"
     caption = f"Decayed models trained {masked}; the first point is the base."
-    return drawn.figure("continued", "Continued pretraining", caption)
+    return score_figure(evidence, estimates, lines, x, "continued", "Continued pretraining", caption)
 
 
 def _continued_rows(models: list[Model]) -> list[tuple[Recipe, list[Model]]]:
     """The models that continue one base with one objective, in order of steps."""
-    rows: list[tuple[Recipe, list[Model]]] = []
-    gone_on = [one for one in models if one.recipe.base and one.recipe.final]
-    for one in sorted(gone_on, key=lambda one: one.recipe.continued):
-        base = one.recipe.base
-        assert base is not None
-        for other, some in rows:
-            same = some[0].recipe.setting == one.recipe.setting and _went_on_with(some[0]) == _went_on_with(
-                one
-            )
-            if same and alike(other) == alike(base):
-                some.append(one)
-                break
-        else:
-            rows.append((base, [one]))
-    return sorted(rows, key=lambda row: models.index(row[1][0]))
+    rows: dict[tuple[object, ...], tuple[Recipe, list[Model]]] = {}
+    for model in sorted(models, key=lambda model: model.recipe.continued):
+        recipe = model.recipe
+        if recipe.base and recipe.final:
+            same = recipe.setting, _went_on_with(model), alike(recipe.base)
+            rows.setdefault(same, (recipe.base, []))[1].append(model)
+    return sorted(rows.values(), key=lambda row: models.index(row[1][0]))
 
 
 def _continued_names(rows: list[tuple[Recipe, list[Model]]]) -> list[str]:
@@ -684,16 +610,24 @@ def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None
             lines.append(ScoreLine(name, of, (*kept[-1:], *end), "line", legend=False, tail=True))
             lines.append(ScoreLine(name, of, end, "points", legend=False, hollow=True))
     shown = tuple(_view(VIEWS[n], [x[n] for x in xs.values()]) for n in views)
-    drawn = score_panels(evidence, estimates, lines, shown[0].axis if shown else Axis(), views=len(views))
     verticals = _one_epoch(evidence, runs) if views and VIEWS[views[0]] == "tokens" else ()
-    drawn = replace(drawn, panels=tuple(replace(panel, verticals=verticals) for panel in drawn.panels))
     caption = (
         "Intermediate checkpoints before the learning-rate decay; hollow marks are the decayed ends of runs. "
         "FLOPs are model FLOPs. Seconds are comparable only between equal machines that ran nothing else."
     )
     if verticals:
         caption += " Dotted vertical line: one epoch of the corpus."
-    return drawn.figure("efficiency", "What is learnt by when", caption, shown if len(shown) > 1 else ())
+    return score_figure(
+        evidence,
+        estimates,
+        lines,
+        shown[0].axis if shown else Axis(),
+        "efficiency",
+        "What is learnt by when",
+        caption,
+        views=shown if len(shown) > 1 else (),
+        verticals=verticals,
+    )
 
 
 def _runs(evidence: Evidence) -> list[list[Model]]:

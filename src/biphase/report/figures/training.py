@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -19,20 +20,24 @@ from biphase.report.evidence import Evidence
 from biphase.report.figures.description import (
     NAMES,
     Axis,
+    Draws,
     Figure,
     Meaning,
     Panel,
     Series,
+    SeriesRow,
     Side,
     Style,
     Vertical,
     from_zero,
+    grouped,
     looks,
     meaning,
     objective_name,
     percent,
     role_of,
     role_of_path,
+    series_of,
     spaced,
     thousands,
 )
@@ -41,7 +46,7 @@ from biphase.report.recipes import Recipe, named, recipe_at
 from biphase.specs import Pretrain
 from biphase.study.costs import REPEATED
 from biphase.study.describe import titles
-from biphase.study.plan import Plan, TrainingJob
+from biphase.study.plan import Plan, TrainingJob, children_of
 from biphase.text import counted, listed, short
 
 BY_NAME = 6  # runs named one by one, if their recipes are equal or they are not complete
@@ -50,6 +55,7 @@ BEGINNING = 0.02  # share of the steps where losses are too steep to set the sca
 VERTICALS = 6  # vertical lines; more would hide the curves
 LABELS_APART = 0.05  # share of the steps: nearer labels would overlap
 UNSTYLED = Style("other")
+StepPoint = TypeVar("StepPoint", bound=tuple[Any, ...])  # a step first
 
 
 @dataclass(frozen=True)
@@ -63,8 +69,10 @@ class CurvePart:
     name: str = ""
     look: Style = UNSTYLED
 
-    def has(self, step: int) -> bool:
-        return self.begins < step <= self.ends
+    def line(self, points: Sequence[StepPoint]) -> list[StepPoint]:
+        """The points of this part and the last one before it, to join them; empty if the part has no point."""
+        own = [point for point in points if self.begins < point[0] <= self.ends]
+        return [*[point for point in points if point[0] <= self.begins][-1:], *own] if own else []
 
 
 def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
@@ -72,17 +80,16 @@ def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
     parts = curve_parts(evidence, live=live)
     if not parts:
         return None
-    last = max(part.curve.steps[-1] for part in parts)
+    last = max(part.curve.points[-1].step for part in parts)
     verticals = _verticals(parts, last)
     measured = _measured(parts)
     training = [series for part in parts for series in _training(part, legend=not measured)]
     panels = [_loss_panel("Training", "loss, nats per token", training, verticals, last)]
+    unlabelled = tuple(replace(vertical, label="") for vertical in verticals)  # as in the first panel
     for objective in measured:
-        heldout = [series for part in parts if (series := _heldout(part, objective))]
-        unlabelled = tuple(
-            replace(vertical, label="") for vertical in verticals
-        )  # labels only in the first panel
-        panels.append(_loss_panel(f"Held out, {named(objective)}", "", heldout, unlabelled, last))
+        heldout = [_heldout(part, objective) for part in parts]
+        known = [series for series in heldout if series.x]
+        panels.append(_loss_panel(f"Held out, {named(objective)}", "", known, unlabelled, last))
     return Figure("losses", "How the losses fell", _losses_caption(parts), tuple(panels))
 
 
@@ -94,10 +101,10 @@ def curve_parts(evidence: Evidence, *, live: bool) -> list[CurvePart]:
     for result in (run.name for run in plan.study.runs if run.stages):
         path = plan.path(plan.results[result])
         own = [job for job in path if job.key not in drawn]
-        points = curve(plan, evidence.store, result, live=live) if own else None
-        if points and any(step > own[0].span[0] for step in points.steps):
+        known = curve(plan, evidence.store, result, live=live) if own else None
+        if known and any(point.step > own[0].span[0] for point in known.points):
             drawn |= {job.key for job in path}
-            parts += _parted(plan, points, own)
+            parts += _parted(plan, known, own)
     meanings = _meanings(parts)
     styles = looks([of for _, of in meanings])
     return [
@@ -122,59 +129,48 @@ def _meanings(parts: list[CurvePart]) -> list[tuple[str, Meaning]]:
     """Name and meaning of each part, as detailed as the legend allows."""
     recipes = [part.recipe for part in parts]
     sizes = len({recipe.size for recipe in recipes}) > 1
-    detailed = [
-        (objective_name(recipe), (round(recipe.causal_share, 2), recipe.ratio or 0.0)) for recipe in recipes
-    ]
-    shares = {name: len({share for other, (share, _) in detailed if other == name}) for name, _ in detailed}
-    variants = [
-        (f"{name}, {percent(share)} causal" if shares[name] > 1 else name, (share, ratio))
-        for name, (share, ratio) in detailed
-    ]
-    if len({(name, recipe.size) for (name, _), recipe in zip(variants, recipes, strict=True)}) > ENTRIES:
-        variants = [
-            (NAMES[role_of(recipe)] + (", continued" if recipe.base else ""), (0.0, 0.0))
-            for recipe in recipes
-        ]
-    named_parts = [
-        (f"{name}, {recipe.size}" if sizes else name, meaning(recipe, (*variant, 0)))
-        for (name, variant), recipe in zip(variants, recipes, strict=True)
-    ]
-    ends = [(part.curve.result, of) for part, of in zip(parts, named_parts, strict=True) if part.recipe.final]
-    if len(ends) > BY_NAME or len({of for _, of in ends}) == len(ends):
-        return named_parts
-    number = {result: n for n, (result, _) in enumerate(ends, start=1)}  # the recipes do not distinguish them
-    return [
-        (part.curve.result, replace(of, variant=(*of.variant, number[part.curve.result])))
-        if part.recipe.final
-        else (name, of)
-        for part, (name, of) in zip(parts, named_parts, strict=True)
-    ]
+    shares = grouped(recipes, objective_name)
+
+    def detailed(recipe: Recipe) -> tuple[str, tuple[float, float]]:
+        name, share = objective_name(recipe), round(recipe.causal_share, 2)
+        several = len({round(other.causal_share, 2) for other in shares[name]}) > 1
+        return f"{name}, {percent(share)} causal" if several else name, (share, recipe.ratio or 0.0)
+
+    def coarse(recipe: Recipe) -> tuple[str, tuple[float, float]]:
+        return NAMES[role_of(recipe)] + (", continued" if recipe.base else ""), (0.0, 0.0)
+
+    fits = len({(detailed(recipe)[0], recipe.size) for recipe in recipes}) <= ENTRIES
+    meanings = []
+    for recipe in recipes:
+        name, variant = detailed(recipe) if fits else coarse(recipe)
+        meanings.append((f"{name}, {recipe.size}" if sizes else name, meaning(recipe, (*variant, 0))))
+    ends = [place for place, recipe in enumerate(recipes) if recipe.final]
+    if len(ends) <= BY_NAME and len({meanings[place] for place in ends}) < len(ends):
+        for number, place in enumerate(ends, start=1):  # the recipes do not distinguish them, their names do
+            of = meanings[place][1]
+            numbered = replace(of, variant=(*of.variant, number))
+            meanings[place] = parts[place].curve.result, numbered
+    return meanings
 
 
 def _training(part: CurvePart, *, legend: bool) -> list[Series]:
     """One line for each objective in turn, since losses of two objectives are not one curve."""
-    points = list(zip(part.curve.steps, part.curve.losses, part.curve.objectives, strict=True))
-    own = [point for point in points if part.has(point[0])]
-    spans = [list(span) for _, span in groupby(own, key=lambda point: point[2])]
     look = replace(part.look, width=0.6 * part.look.width, dash="solid")
-    lines: list[Series] = []
-    for span in spans:
-        before = [point for point in points if point[0] <= part.begins and point[2] == span[0][2]][-1:]
-        line = [*before, *span] if span is spans[0] else span
-        x, y = tuple(float(point[0]) for point in line), tuple(point[1] for point in line)
-        lines.append(Series(part.name, look, x, y, draws="line", legend=legend))
+    lines = []
+    for _, span in groupby(part.line(part.curve.points), key=lambda point: point.objective):
+        steps, losses, _ = zip(*span, strict=True)
+        if steps[-1] > part.begins:
+            x = tuple(float(step) for step in steps)
+            lines.append(Series(part.name, look, x, losses, draws="line", legend=legend))
     return lines
 
 
-def _heldout(part: CurvePart, objective: str) -> Series | None:
-    measured = part.curve.heldout.get(objective, [])
-    own = [point for point in measured if part.has(point[0])]
-    if not own:
-        return None
-    line = [*[point for point in measured if point[0] <= part.begins][-1:], *own]
-    x, y = tuple(float(step) for step, _ in line), tuple(loss for _, loss in line)
-    hover = tuple(f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}" for step, loss in line)
-    return Series(part.name, part.look, x, y, draws="line", hover=hover)
+def _heldout(part: CurvePart, objective: str) -> Series:
+    rows = [
+        (float(step), loss, f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}")
+        for step, loss in part.line(part.curve.heldout.get(objective, []))
+    ]
+    return series_of(part.name, part.look, rows, draws="line")
 
 
 def _measured(parts: list[CurvePart]) -> list[str]:
@@ -216,10 +212,10 @@ def _curves(parts: list[CurvePart]) -> list[Curve]:
 def _switches(parts: list[CurvePart]) -> dict[int, list[str]]:
     """Step → the changes of the drawn runs there, one entry for each run."""
     changes: dict[int, list[str]] = {}
-    for points in _curves(parts):
-        for switch in points.switches:
-            if switch.step <= points.steps[-1]:
-                changes.setdefault(switch.step, []).append(switch.what)
+    for known in _curves(parts):
+        for step, what in known.switches:
+            if step <= known.points[-1].step:
+                changes.setdefault(step, []).append(what)
     return changes
 
 
@@ -262,7 +258,7 @@ def _losses_caption(parts: list[CurvePart]) -> str:
     if switches > VERTICALS:
         sentences.append(f"The {VERTICALS} most common of {switches} such steps are marked.")
     sentences += _style_notes(parts)
-    incomplete = [points.result for points in _curves(parts) if not points.complete]
+    incomplete = [known.result for known in _curves(parts) if not known.complete]
     if len(incomplete) > BY_NAME:
         sentences.append(f"{len(incomplete)} runs are not complete.")
     elif incomplete:
@@ -285,7 +281,7 @@ CAPTION = (
     "these are fewer. Dotted vertical line: one epoch. Shared training is drawn once."
 )
 
-GapPoint = tuple[float, LossGap]  # epochs, and the gap there
+GapPoint = tuple[int, float, LossGap]  # a step, the epochs up to it, and the gap there
 
 
 def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
@@ -298,9 +294,10 @@ def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | Non
     parts = curve_parts(evidence, live=live)
     for part in parts:
         for line in _gap_lines(evidence, epochs, part, live=live):
-            kind = line[0][1].objective.split()[0]
+            objective = line[0][2].objective
+            kind = objective.split()[0]
             lines.setdefault(kind, []).append(_gap_series(part, line))
-            objectives.setdefault(kind, set()).add(line[0][1].objective)
+            objectives.setdefault(kind, set()).add(objective)
     every = [series for of_kind in lines.values() for series in of_kind]
     last = max((x for series in every for x in series.x), default=0.0)
     if last <= REPEATED:
@@ -321,30 +318,32 @@ def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | Non
 def _gap_lines(evidence: Evidence, epochs: Epochs, part: CurvePart, *, live: bool) -> list[list[GapPoint]]:
     """The gaps of a part, with the last one before it; split where the objective or corpus changes."""
     every = [
-        (at, gap)
+        (gap.step, at, gap)
         for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live)
         if (at := epochs.at(part.curve.result, gap.step)) is not None
     ]
-    shared = [point for point in every if point[1].step <= part.begins][-1:]
     lines: list[list[GapPoint]] = []
-    for point in (*shared, *(point for point in every if part.has(point[1].step))):
-        before = lines[-1][-1] if lines else None
-        if before and before[1].begins == point[1].begins and before[0] < point[0]:
+    for point in part.line(every):
+        _, at, gap = point
+        if lines and lines[-1][-1][2].begins == gap.begins and lines[-1][-1][1] < at:
             lines[-1].append(point)
         else:
             lines.append([point])
-    return [line for line in lines if part.has(line[-1][1].step)]
+    return [line for line in lines if line[-1][0] > part.begins]
 
 
 def _gap_series(part: CurvePart, line: list[GapPoint]) -> Series:
-    hover = tuple(
-        f"{part.curve.result}\nepoch {at:.2f}, step {gap.step:,}\n"
-        f"training {gap.training:.4f} − held out {gap.heldout:.4f} = {gap.nats:+.4f}"
-        for at, gap in line
-    )
-    x, y = tuple(at for at, _ in line), tuple(gap.nats for _, gap in line)
-    look = replace(part.look, size=0.6)
-    return Series(part.name, look, x, y, draws="both" if len(line) == 1 else "line", hover=hover)
+    rows = [
+        (
+            at,
+            gap.nats,
+            f"{part.curve.result}\nepoch {at:.2f}, step {step:,}\n"
+            f"training {gap.training:.4f} − held out {gap.heldout:.4f} = {gap.nats:+.4f}",
+        )
+        for step, at, gap in line
+    ]
+    draws: Draws = "both" if len(line) == 1 else "line"
+    return series_of(part.name, replace(part.look, size=0.6), rows, draws=draws)
 
 
 # ---------------------------------------------------------------- tree
@@ -357,7 +356,7 @@ def _gap_series(part: CurvePart, line: list[GapPoint]) -> Series:
 CHECKPOINT_ROOM = 0.7  # of a row, above one that has checkpoint labels
 CHECKPOINT_ABOVE = 0.18  # of a row: distance of a label from its line
 CHECKPOINT_APART = 0.08  # share of the steps: nearer checkpoint labels are left out
-NAN = float("nan")
+BREAK: SeriesRow = (math.nan, math.nan, "")  # ends a line
 
 
 @dataclass(frozen=True)
@@ -366,10 +365,6 @@ class _TreeJob:
     row: float
     parent_row: float
     goes_on: bool  # its row continues after it
-
-    @property
-    def end(self) -> float:
-        return float(self.job.span[1])
 
     @property
     def names(self) -> str:
@@ -384,7 +379,7 @@ def tree_figure(evidence: Evidence) -> Figure | None:
     jobs, starts, rows = _tree(plan)
     standing = {cost.key: cost.standing for cost in evidence.job_costs}
     done = sum(state == "done" for state in standing.values())
-    last = max(job.end for job in jobs)
+    last = float(max(placed.job.span[1] for placed in jobs))
     series = [
         _joints(jobs),
         *_job_lines(plan, jobs, standing),
@@ -399,7 +394,7 @@ def tree_figure(evidence: Evidence) -> Figure | None:
         Axis(range=(rows - 0.4, -0.7), shown=False, grid=False),
         tuple(line for line in series if line.x),
         rows=math.ceil(rows) + 1,
-        label_room=max(len(job.names) for job in jobs if not job.goes_on) + 3,
+        label_room=max(len(placed.names) for placed in jobs if not placed.goes_on) + 3,
     )
     caption = (
         f"{counted(len(plan.study.runs), 'run')} as {counted(plan.job_count, 'training job')}: equal beginnings are trained once "
@@ -411,9 +406,7 @@ def tree_figure(evidence: Evidence) -> Figure | None:
 
 def _tree(plan: Plan) -> tuple[list[_TreeJob], list[tuple[float, str]], float]:
     """Assign training jobs to rows. Returns them, the rows with the names of starts, and the number of rows."""
-    children: dict[str, list[TrainingJob]] = {}
-    for job in plan.jobs.values():
-        children.setdefault(job.parent or job.root, []).append(job)
+    children = children_of(plan.jobs.values())
     onward = _onward(plan, children)
     names = titles(list(plan.roots.values()), trained=set(children))
     jobs: list[_TreeJob] = []
@@ -469,23 +462,21 @@ def _place_branch(
 
 def _job_lines(plan: Plan, jobs: list[_TreeJob], standing: dict[str, str]) -> list[Series]:
     """One series for each role, and one for its decays: lines broken between training jobs."""
-    groups: dict[tuple[str, bool], list[_TreeJob]] = {}
-    for job in jobs:
-        role = role_of_path(before.objective for before in plan.path(job.job.key))
-        groups.setdefault((role, job.job.decaying), []).append(job)
+
+    def kind(placed: _TreeJob) -> tuple[str, bool]:
+        path = plan.path(placed.job.key)
+        return role_of_path(before.objective for before in path), placed.job.decaying
+
     lines = []
-    for (role, decaying), group in sorted(groups.items()):
-        x: list[float] = []
-        y: list[float] = []
-        hover: list[str] = []
-        for job in group:
-            first, until = job.job.span
-            x += [first, (first + until) / 2, until, NAN]
-            y += [job.row] * 3 + [NAN]
-            hover += [_job_hover(job.job, standing)] * 3 + [""]
+    for (role, decaying), group in sorted(grouped(jobs, kind).items()):
+        rows: list[SeriesRow] = []
+        for placed in group:
+            first, until = placed.job.span
+            hover = _job_hover(placed.job, standing)
+            rows += [(step, placed.row, hover) for step in (first, (first + until) / 2, until)]
+            rows.append(BREAK)
         look = Style(role, "-soft" if decaying else "", width=1.3 if decaying else 2.6)
-        name = f"{NAMES[role]}{', decay' if decaying else ''}"
-        lines.append(Series(name, look, tuple(x), tuple(y), draws="line", hover=tuple(hover)))
+        lines.append(series_of(f"{NAMES[role]}{', decay' if decaying else ''}", look, rows, draws="line"))
     return lines
 
 
@@ -497,51 +488,50 @@ def _job_hover(job: TrainingJob, standing: dict[str, str]) -> str:
 
 def _joints(jobs: list[_TreeJob]) -> Series:
     """Thin vertical lines from a row to its branches."""
-    branches = [job for job in jobs if job.row != job.parent_row]
-    x = [at for job in branches for at in (job.job.span[0], job.job.span[0], NAN)]
-    y = [row for job in branches for row in (job.parent_row, job.row, NAN)]
-    hover = ("",) * len(x)
-    return Series(
-        "joints", Style("muted", width=0.6), tuple(x), tuple(y), draws="line", hover=hover, legend=False
-    )
+    rows: list[SeriesRow] = []
+    for placed in jobs:
+        if placed.row != placed.parent_row:
+            step = placed.job.span[0]
+            rows += [(step, placed.parent_row, ""), (step, placed.row, ""), BREAK]
+    return series_of("joints", Style("muted", width=0.6), rows, draws="line", legend=False)
 
 
 def _results(jobs: list[_TreeJob], standing: dict[str, str]) -> list[Series]:
     """A marker at each result; filled if it is computed."""
     markers = []
     for computed in (True, False):
-        some = [job for job in jobs if job.job.results and (standing[job.job.key] == "done") is computed]
-        x, y = tuple(job.end for job in some), tuple(job.row for job in some)
-        hover = tuple(_job_hover(job.job, standing) for job in some)
+        rows = [
+            (float(placed.job.span[1]), placed.row, _job_hover(placed.job, standing))
+            for placed in jobs
+            if placed.job.results and (standing[placed.job.key] == "done") is computed
+        ]
         look = Style("other", hollow=not computed, size=0.65)
-        markers.append(Series("results", look, x, y, draws="points", hover=hover, legend=False))
+        markers.append(series_of("results", look, rows, draws="points", legend=False))
     return markers
 
 
 def _result_labels(jobs: list[_TreeJob], last: float) -> list[Series]:
     """Result names right of the ends of rows; above a row, the steps of its intermediate checkpoints."""
-    ends = [job for job in jobs if job.job.results and not job.goes_on]
-    checkpoints: list[_TreeJob] = []
-    for job in jobs:
-        if job.job.results and job.goes_on:
-            before = [other for other in checkpoints if other.row == job.row]
-            if not before or job.end - before[-1].end >= CHECKPOINT_APART * last:
-                checkpoints.append(job)
-    return [
-        _labels([(job.end, job.row, job.names) for job in ends]),
-        _labels(
-            [(job.end, job.row - CHECKPOINT_ABOVE, _checkpoint(job)) for job in checkpoints], side="above"
-        ),
-    ]
+    ends, checkpoints = [], []
+    labelled: dict[float, float] = {}  # row → the step of its last checkpoint label
+    for placed in jobs:
+        step = float(placed.job.span[1])
+        if placed.job.results and not placed.goes_on:
+            ends.append((step, placed.row, placed.names))
+        elif placed.job.results and step - labelled.get(placed.row, -math.inf) >= CHECKPOINT_APART * last:
+            checkpoints.append((step, placed.row - CHECKPOINT_ABOVE, _checkpoint(placed)))
+            labelled[placed.row] = step
+    return [_labels(ends), _labels(checkpoints, side="above")]
 
 
-def _checkpoint(job: _TreeJob) -> str:
+def _checkpoint(placed: _TreeJob) -> str:
     """A kept checkpoint by its step; the end of a run by its name."""
-    step = job.job.step
-    return thousands(step) if all(name.endswith(f"-{step}") for name in job.job.results) else job.names
+    step = placed.job.step
+    kept = all(name.endswith(f"-{step}") for name in placed.job.results)
+    return thousands(step) if kept else placed.names
 
 
-def _labels(places: list[tuple[float, float, str]], role: str = "text", side: Side = "right") -> Series:
+def _labels(places: list[SeriesRow], role: str = "text", side: Side = "right") -> Series:
     x, y, labels = zip(*places, strict=True) if places else ((), (), ())
     return Series("labels", Style(role), x, y, draws="text", labels=labels, side=side, legend=False)
 
@@ -561,13 +551,12 @@ class _Bar:
 
     name: str
     role: str
-    plain: float
-    decays: float
+    seconds: tuple[float, float]  # without and with learning-rate decay
     note: str
 
     @property
     def whole(self) -> float:
-        return self.plain + self.decays
+        return sum(self.seconds)
 
 
 def costs_figure(evidence: Evidence) -> Figure | None:
@@ -609,20 +598,16 @@ def _costs_caption(evidence: Evidence, costs: list[JobCost], totals: list[str], 
 
 def _pretraining_bars(plan: Plan, costs: list[JobCost]) -> list[_Bar]:
     """The time by objective: CLM, MLM at each ratio, MLM after CLM, and continued training."""
-    groups: dict[tuple[int, str, str], list[JobCost]] = {}
-    for cost in costs:
-        if cost.seconds is not None:
-            role, name = _trained(plan, cost)
-            groups.setdefault((list(NAMES).index(role), name, role), []).append(cost)
+    timed = [cost for cost in costs if cost.seconds is not None]
+    groups = grouped(timed, lambda cost: _trained(plan, cost))
     bars = []
-    for (_, name, role), some in sorted(groups.items()):
-        plain, decays = (
-            sum((cost.seconds or 0.0) * cost.devices for cost in some if cost.decaying is decaying)
-            for decaying in (False, True)
-        )
+    for (role, name), some in sorted(groups.items(), key=lambda one: ([*NAMES].index(one[0][0]), one[0][1])):
         steps, tokens = sum(cost.steps[1] - cost.steps[0] for cost in some), sum(cost.tokens for cost in some)
         note = f"{counted(len(some), 'training job')}, {steps:,} steps, {short(tokens)} tokens"
-        bars.append(_Bar(name, role, plain, decays, note))
+        spent: dict[bool, float] = {False: 0.0, True: 0.0}
+        for cost in some:
+            spent[cost.decaying] += (cost.seconds or 0.0) * cost.devices
+        bars.append(_Bar(name, role, (spent[False], spent[True]), note))
     return bars
 
 
@@ -644,33 +629,28 @@ def _finetuning_bars(evidence: Evidence) -> list[_Bar]:
         if done:
             seconds = float(sum(np.nansum(grid.seconds) for grid in grids))
             note = f"{done:,} of {counted(sum(grid.of for grid in grids), 'score')}"
-            bars.append(_Bar(task, "finetune", seconds, 0.0, note))
+            bars.append(_Bar(task, "finetune", (seconds, 0.0), note))
     return bars
 
 
 def _bar_panel(title: str, bars: list[_Bar], unit: str, seconds: float) -> Panel:
     series = []
-    for ending, part, shade in (("", "plain", ""), (", decay", "decays", "-soft")):
-        for role in dict.fromkeys(bar.role for bar in bars):
-            some = [
-                (row, bar, amount)
-                for row, bar in enumerate(bars)
-                if bar.role == role and (amount := getattr(bar, part) / seconds) > 0
+    for part, ending in enumerate(("", ", decay")):
+        for role, some in grouped(enumerate(bars), lambda one: one[1].role).items():
+            rows = [
+                (amount, float(row), f"{bar.name}{ending}\n{_amount(amount)} {unit}\n{bar.note}")
+                for row, bar in some
+                if (amount := bar.seconds[part] / seconds) > 0
             ]
-            if some:
-                hover = (
-                    f"{bar.name}{ending}\n{_amount(amount)} {unit}\n{bar.note}" for _, bar, amount in some
-                )
-                x, y = tuple(amount for *_, amount in some), tuple(float(row) for row, *_ in some)
-                name = f"{NAMES.get(role, role)}{ending}"
-                look, legend = Style(role, shade), role in NAMES
-                series.append(Series(name, look, x, y, draws="bars", hover=tuple(hover), legend=legend))
+            name, look = f"{NAMES.get(role, role)}{ending}", Style(role, "-soft" if part else "")
+            series.append(series_of(name, look, rows, draws="bars", legend=role in NAMES))
     wholes = [bar.whole / seconds for bar in bars]
     amounts = _labels([(whole, float(row), _amount(whole)) for row, whole in enumerate(wholes)])
     rows, names = tuple(range(len(bars))), tuple(bar.name for bar in bars)
     y = Axis("", ticks=rows, labels=names, range=(len(bars) - 0.5, -0.5), grid=False)
     x = Axis(unit, range=(0, max(wholes)))
-    return Panel(title, x, y, (*series, amounts), rows=max(4, len(bars)), label_room=8)
+    known = [one for one in series if one.x]
+    return Panel(title, x, y, (*known, amounts), rows=max(4, len(bars)), label_room=8)
 
 
 def _amount(number: float) -> str:

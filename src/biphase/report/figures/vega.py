@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from biphase.report.figures.description import PALETTES, Axis, Dash, Figure, Marker, Panel, Series
@@ -42,9 +42,8 @@ class Medium:
 
 
 SYSTEM_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
-PRINT_FONT = (
-    "Liberation Sans, Arial, Helvetica, sans-serif"  # comes with vl-convert; all three have the same widths
-)
+# The first comes with vl-convert; all three have the same widths.
+PRINT_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
 SCREEN = Medium(True, SYSTEM_FONT, 1000, 720, (250, 205), 19, 12, 1.8, 8, 52, 24)
 PRINT = Medium(False, PRINT_FONT, 662, 0, (127, 127), 12.5, 32 / 3, 1.5, 5.5, 36, 15)  # 6.9 inches, 8 point
 PHONE = 366  # the width for which a narrow drawing is laid out
@@ -57,14 +56,13 @@ SHAPES: dict[Marker, str] = {
     "diamond": "diamond",
     "hexagon": "M0.5,0L0.25,0.433L-0.25,0.433L-0.5,0L-0.25,-0.433L0.25,-0.433Z",
     "cross": "M-0.5,-0.3L-0.3,-0.5L0,-0.2L0.3,-0.5L0.5,-0.3L0.2,0L0.5,0.3L0.3,0.5L0,0.2L-0.3,0.5L-0.5,0.3L-0.2,0Z",
-    "none": "circle",
 }
 DASHES: dict[Dash, list[float]] = {"solid": [], "dash": [7, 3], "dot": [2, 3], "dashdot": [7, 3, 2, 3]}
 
 
 def specification(figure: Figure, medium: Medium = SCREEN, view: int = 0) -> Json:
     """The Vega specification of a figure, showing one of its views."""
-    layout = _Layout(figure, medium)
+    layout = _Layouts(figure, medium)
     entries = {series.name: number for number, series in enumerate(figure.entries)}
     data: list[Json] = [{"name": "hidden", "on": [{"trigger": "clicked", "toggle": "clicked"}]}]
     for number, panel in enumerate(figure.panels):
@@ -90,7 +88,7 @@ def specification(figure: Figure, medium: Medium = SCREEN, view: int = 0) -> Jso
 
 def screen_height(figure: Figure) -> float:
     """The height of a figure on a wide page."""
-    return _Layout(figure, SCREEN).height(narrow=False)
+    return _Layout(figure, SCREEN, narrow=False).height
 
 
 @cache
@@ -101,19 +99,17 @@ def script() -> str:
     return javascript_bundle("window.vegaEmbed = vegaEmbed;")
 
 
-def draw(figure: Figure, folder: Path) -> list[Path]:
-    """Write FOLDER/<id>.svg and .pdf; a figure with views has a pair for each. The same figure gives the same bytes."""
+def draw(figure: Figure) -> dict[str, bytes]:
+    """The figure as <id>.svg and <id>.pdf; one with views as a pair for each. The same figure gives the same bytes."""
     from vl_convert import svg_to_pdf, vega_to_svg
 
-    folder.mkdir(parents=True, exist_ok=True)
-    paths: list[Path] = []
+    drawings: dict[str, bytes] = {}
     for view in range(max(1, len(figure.views))):
         name = f"{figure.id}-{figure.views[view].name.lower()}" if view else figure.id
         svg = _numbered(vega_to_svg(specification(figure, PRINT, view)))
-        paths += [folder / f"{name}.svg", folder / f"{name}.pdf"]
-        paths[-2].write_text(svg, encoding="utf-8")
-        paths[-1].write_bytes(_ordered(svg_to_pdf(_in_points(svg))))
-    return paths
+        drawings[f"{name}.svg"] = svg.encode()
+        drawings[f"{name}.pdf"] = _ordered(svg_to_pdf(_in_points(svg)))
+    return drawings
 
 
 def _numbered(svg: str) -> str:
@@ -139,75 +135,66 @@ def _ordered(pdf: bytes) -> bytes:
 
 
 class _Layout:
-    """The positions of panels and legend entries. Where wide and narrow drawings differ, a Vega expression."""
+    """Where panels and legend entries stand: panels side by side, or below each other in a narrow drawing."""
+
+    def __init__(self, figure: Figure, medium: Medium, *, narrow: bool) -> None:
+        panels = figure.panels
+        lines = max((label.count("\n") for panel in panels for label in panel.x.labels), default=0)
+        untitled = not any(panel.x.title for panel in panels)
+        top = medium.text * (2.6 if any(panel.title for panel in panels) else 1)
+        bottom = medium.bottom + (lines - untitled) * medium.text
+        heights = [panel.rows * medium.row or medium.panel[narrow] for panel in panels]
+        self.rooms = [_room(panel.y, medium) for panel in panels]  # left of each panel
+        self.left = min(self.rooms[0], 40)  # of the legend
+        self.heights = heights if narrow else [max(heights)] * len(panels)
+        above = [sum(heights[:number]) + number * (top + bottom) for number in range(len(panels))]
+        self.tops = [top + (before if narrow else 0) for before in above]
+        self.legend_top = self.tops[-1] + self.heights[-1] + bottom
+        self.entries: list[tuple[float, int]] = []  # x and line of each legend entry
+        x, line = 0.0, 0
+        for series in figure.entries:
+            need = _entry_width(series, medium) + 1.5 * medium.text
+            if x and self.left + x + need > (PHONE if narrow else medium.width):
+                x, line = 0.0, line + 1
+            self.entries.append((round(x, 1), line))
+            x += need
+        self.height = round(self.legend_top + (line + bool(self.entries)) * medium.legend, 1)
+
+
+def _room(axis: Axis, medium: Medium) -> float:
+    """The room left of a panel, for the labels and the title of y."""
+    if not axis.shown:
+        return medium.text
+    letters = max((len(label) for label in axis.labels), default=4)
+    return 12 + medium.letter * letters + (medium.text + 3 if axis.title else 0)
+
+
+def _entry_width(series: Series, medium: Medium) -> float:
+    return 3.5 * medium.text + medium.letter * len(series.name)
+
+
+class _Layouts:
+    """Both layouts of a figure. `either` is a Vega expression that chooses by the width of the drawing."""
 
     def __init__(self, figure: Figure, medium: Medium) -> None:
         self.figure, self.medium = figure, medium
-        axes = [panel.x for panel in figure.panels]
-        lines = max((label.count("\n") for axis in axes for label in axis.labels), default=0)
-        untitled = not any(axis.title for axis in axes)
-        self.top = medium.text * (2.6 if any(panel.title for panel in figure.panels) else 1)
-        self.bottom = medium.bottom + (lines - untitled) * medium.text
-        self.right = medium.text + 2
-        self.rooms = [self._room(panel.y) for panel in figure.panels]
-        self.left = min(self.rooms[0], 40)  # of the legend
-        self.entries = list(zip(self._wrapped(medium.width), self._wrapped(PHONE), strict=True))
+        self.wide, self.narrow = (_Layout(figure, medium, narrow=narrow) for narrow in (False, True))
 
-    def _room(self, axis: Axis) -> float:
-        """The room left of a panel, for the labels and the title of y."""
-        if not axis.shown:
-            return self.medium.text
-        letters = max((len(label) for label in axis.labels), default=4)
-        return 12 + self.medium.letter * letters + (self.medium.text + 3 if axis.title else 0)
-
-    def _wrapped(self, width: float) -> list[tuple[float, int]]:
-        """The x and the line of each legend entry, for a drawing of this width."""
-        places: list[tuple[float, int]] = []
-        x, line = 0.0, 0
-        for series in self.figure.entries:
-            need = self.entry_width(series) + 1.5 * self.medium.text
-            if x and self.left + x + need > width:
-                x, line = 0.0, line + 1
-            places.append((round(x, 1), line))
-            x += need
-        return places
-
-    def entry_width(self, series: Series) -> float:
-        return 3.5 * self.medium.text + self.medium.letter * len(series.name)
-
-    def heights(self, *, narrow: bool) -> list[float]:
-        """The heights of the panels; side by side, all have the largest."""
-        each = [panel.rows * self.medium.row or self.medium.panel[narrow] for panel in self.figure.panels]
-        return each if narrow else [max(each)] * len(each)
-
-    def above(self, number: int, *, narrow: bool) -> float:
-        """The y of a panel; the number after the last is the y of a further one."""
-        before = self.heights(narrow=narrow)[:number]
-        return self.top + (sum(before) + number * (self.top + self.bottom) if narrow else 0)
-
-    def legend_top(self, *, narrow: bool) -> float:
-        last = len(self.figure.panels) - 1
-        return self.above(last, narrow=narrow) + self.heights(narrow=narrow)[last] + self.bottom
-
-    def height(self, *, narrow: bool) -> float:
-        """The height of the whole drawing."""
-        lines = max((places[narrow][1] + 1 for places in self.entries), default=0)
-        return round(self.legend_top(narrow=narrow) + lines * self.medium.legend, 1)
+    def either(self, of: Callable[[_Layout], object]) -> str:
+        return _either(of(self.wide), of(self.narrow))
 
     def signals(self) -> list[Json]:
-        rooms, count, heights = (
-            sum(self.rooms),
-            len(self.figure.panels),
-            [self.height(narrow=n) for n in (False, True)],
-        )
-        wide, narrow = f"(width - {rooms + self.right}) / {count}", f"width - {max(self.rooms) + self.right}"
+        rooms, right = self.wide.rooms, self.medium.text + 2
+        wide = f"(width - {sum(rooms) + right}) / {len(rooms)}"
+        narrow = f"width - {max(rooms) + right}"
         clicks = [
-            {"events": f"@entry-{n}:click", "update": f"{{entry: {n}}}"} for n in range(len(self.entries))
+            {"events": f"@entry-{n}:click", "update": f"{{entry: {n}}}"}
+            for n in range(len(self.figure.entries))
         ]
         return [
             {"name": "width", "value": self.medium.width},
             {"name": "narrow", "update": f"width < {self.medium.narrow}"},
-            {"name": "height", "update": _either(*heights)},
+            {"name": "height", "update": self.either(lambda layout: layout.height)},
             {"name": "panelWidth", "update": f"max(20, {_either(wide, narrow)})"},
             {"name": "palette", "value": PALETTES["light"]},
             {"name": "clicked", "on": clicks},
@@ -301,22 +288,28 @@ def _colour(name: str) -> Json:
 X, Y = {"scale": "x", "signal": "datum.x[view]"}, {"scale": "y", "field": "y"}
 
 
-def _panel(number: int, layout: _Layout) -> Json:
+def _panel(number: int, layout: _Layouts) -> Json:
     figure, medium = layout.figure, layout.medium
-    panel = figure.panels[number]
+    panel, rooms = figure.panels[number], layout.wide.rooms
     axes = [view.axis for view in figure.views] or [panel.x]
-    left = f"{sum(layout.rooms[: number + 1])} + {number} * panelWidth"
-    above = [layout.above(number, narrow=narrow) for narrow in (False, True)]
+    left = _either(f"{sum(rooms[: number + 1])} + {number} * panelWidth", max(rooms))
+    height = layout.either(lambda one: one.heights[number])
+    place = {
+        "x": left,
+        "y": layout.either(lambda one: one.tops[number]),
+        "width": "panelWidth",
+        "height": height,
+    }
     marks = [_mark("text", y=-8, text=_signal("title"), fontSize=medium.text, fill=_colour("text"))]
     marks += _verticals(panel, medium)
-    for place, series in enumerate(panel.series):
-        source = {"data": f"series-{number}-{place}"}
+    for index, series in enumerate(panel.series):
+        source = {"data": f"series-{number}-{index}"}
         marks += [mark | {"from": source} for mark in _series(series, medium)]
-    height = _either(*(layout.heights(narrow=narrow)[number] for narrow in (False, True)))
-    place = {"x": _signal(_either(left, max(layout.rooms))), "y": _signal(_either(*above))}
+    scales = [("x", panel.x, "width", _x_domain(panel, number, medium))]
+    scales += [("y", panel.y, "height", _y_domain(panel, number))]
     return {
         "type": "group",
-        "encode": {"update": place | {"width": _signal("panelWidth"), "height": _signal(height)}},
+        "encode": {"update": {name: _signal(expression) for name, expression in place.items()}},
         "signals": [
             {"name": "width", "update": "panelWidth"},  # Vega takes these two for grid lines and ranges
             {"name": "height", "update": height},
@@ -330,9 +323,8 @@ def _panel(number: int, layout: _Layout) -> Json:
             _near(number),
         ],
         "scales": [
-            {"name": "x", "type": panel.x.scale, "range": "width", "zero": False}
-            | _x_domain(panel, number, medium),
-            {"name": "y", "type": panel.y.scale, "range": "height", "zero": False} | _y_domain(panel, number),
+            {"name": name, "type": axis.scale, "range": along, "zero": False} | domain
+            for name, axis, along, domain in scales
         ],
         "axes": [
             _axis(panel.x, "x", medium, "xTicks[view]", "xLabels[view]")
@@ -398,24 +390,19 @@ def _axis(axis: Axis, name: str, medium: Medium, ticks: str, labels: str) -> Jso
 def _verticals(panel: Panel, medium: Medium) -> list[Json]:
     """Vertical lines with their labels, in the first view only."""
     marks = []
+    label = {
+        "fontSize": medium.text - 2,
+        "angle": -90,
+        "align": "right",
+        "baseline": "bottom",
+        "dx": -3,
+        "dy": -2,
+    }
     for number, vertical in enumerate(panel.verticals):
-        x, shown, colour = {"scale": "x", "value": vertical.x}, _signal("view == 0 ? 1 : 0"), _colour("muted")
-        marks.append(
-            _mark("rule", x=x, y=0, y2=_signal("height"), stroke=colour, strokeDash=[2, 3], opacity=shown)
-        )
-        beside = {"angle": -90, "align": "right", "baseline": "bottom", "dx": -3, "dy": -2}
-        size = medium.text - 2
-        marks.append(
-            _mark(
-                "text",
-                x=x,
-                text=_signal(f"verticals[{number}]"),
-                fontSize=size,
-                fill=colour,
-                opacity=shown,
-                **beside,
-            )
-        )
+        colour = _colour("muted")
+        at = {"x": {"scale": "x", "value": vertical.x}, "opacity": _signal("view == 0 ? 1 : 0")}
+        marks.append(_mark("rule", **at, y=0, y2=_signal("height"), stroke=colour, strokeDash=[2, 3]))
+        marks.append(_mark("text", **at, text=_signal(f"verticals[{number}]"), fill=colour, **label))
     return marks
 
 
@@ -501,40 +488,29 @@ def _hover(number: int) -> list[Json]:
 # ---------------------------------------------------------------- legend
 
 
-def _legend(layout: _Layout) -> list[Json]:
+def _legend(layout: _Layouts) -> list[Json]:
     """The legend below the panels; a click on an entry hides or shows its series."""
     medium, sample = layout.medium, 3 * layout.medium.text
-    top = _either(*(layout.legend_top(narrow=narrow) for narrow in (False, True)))
+    top = layout.either(lambda one: one.legend_top)
     marks = []
-    for number, (series, (wide, narrow)) in enumerate(
-        zip(layout.figure.entries, layout.entries, strict=True)
-    ):
-        x = f"{layout.left} + {_either(wide[0], narrow[0])}"
-        y = f"{top} + {medium.legend} * ({_either(wide[1], narrow[1])} + 0.5)"
-        at = {"y": _signal(y), "opacity": _signal(f"{_hidden(number)} ? 0.35 : 1")}
+    for number, series in enumerate(layout.figure.entries):
+        x = f"{layout.wide.left} + {layout.either(lambda one, n=number: one.entries[n][0])}"
+        line = layout.either(lambda one, n=number: one.entries[n][1])
+        y = _signal(f"{top} + {medium.legend} * ({line} + 0.5)")
+        faint = _signal(f"{_hidden(number)} ? 0.35 : 1")
+        at = {"y": y, "opacity": faint}
         if series.draws == "bars":
-            bar = {"yc": at["y"], "height": 0.7 * medium.text, "width": sample, "opacity": at["opacity"]}
+            bar = {"yc": y, "height": 0.7 * medium.text, "width": sample, "opacity": faint}
             marks.append(_mark("rect", x=_signal(x), fill=_colour(series.look.colour), **bar))
         if series.draws in ("line", "both"):
-            marks.append(
-                _mark("rule", x=_signal(x), x2=_signal(f"{x} + {sample}"), **at, **_line(series, medium))
-            )
+            end = _signal(f"{x} + {sample}")
+            marks.append(_mark("rule", x=_signal(x), x2=end, **at, **_line(series, medium)))
         if series.draws in ("points", "both"):
             marks.append(_mark("symbol", x=_signal(f"{x} + {sample / 2}"), **at, **_marker(series, medium)))
-        name = {
-            "text": _signal(f"names[{number}]"),
-            "fontSize": medium.text,
-            "fill": _colour("text"),
-            "baseline": "middle",
-        }
-        marks.append(_mark("text", x=_signal(f"{x} + {sample + 5}"), **at, **name))
+        name = {"text": _signal(f"names[{number}]"), "fontSize": medium.text, "fill": _colour("text")}
+        marks.append(_mark("text", x=_signal(f"{x} + {sample + 5}"), **at, **name, baseline="middle"))
         if medium.interactive:
-            area = {
-                "x": _signal(x),
-                "width": layout.entry_width(series),
-                "yc": at["y"],
-                "height": medium.legend,
-            }
-            button = _mark("rect", **area, fill="transparent", cursor="pointer")
+            area = {"yc": y, "height": medium.legend, "width": _entry_width(series, medium)}
+            button = _mark("rect", x=_signal(x), **area, fill="transparent", cursor="pointer")
             marks.append(button | {"name": f"entry-{number}", "interactive": True})
     return marks

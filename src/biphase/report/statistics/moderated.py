@@ -338,5 +338,7 @@ def holm_distinct(
         for place, p in zip(counted, holm(p_values), strict=True):
             adjusted[place] = (p, adjusted[place][1]) if side == 0 else (adjusted[place][0], p)
     for place, within in covered.items():
-        adjusted[place] = max(adjusted[one][0] for one in within), min(adjusted[one][1] for one in within)
+        # Its own p-value is larger where it also needs a premise.
+        reproduced = max(tests[place].reproduced, *(adjusted[one][0] for one in within))
+        adjusted[place] = reproduced, min(adjusted[one][1] for one in within)
     return adjusted

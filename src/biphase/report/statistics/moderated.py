@@ -326,7 +326,7 @@ def holm_distinct(
     known = [place for place, test in enumerate(tests) if test.known]
     covered: dict[int, list[int]] = {}
     counted: list[int] = []
-    for place in sorted(known, key=lambda place: len(parts[place])):
+    for place in sorted(known, key=lambda place: (len(parts[place]), tests[place].reproduced)):
         within = [other for other in counted if parts[other] <= parts[place]]
         if within and frozenset().union(*(parts[other] for other in within)) == parts[place]:
             covered[place] = within

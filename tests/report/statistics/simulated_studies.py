@@ -183,7 +183,7 @@ def holm(p):
     return np.take_along_axis(adjusted, np.argsort(order, axis=-1), -1)
 
 
-def verdicts(scenario: Scenario, rule: str, scores, rates):
+def verdicts(scenario: Scenario, rule: str, scores, rates, alpha=ALPHA):
     """Reproduced and refuted (studies, claims), and for each part whether its interval covers, and its half width."""
     reproduced, refuted, against, covers, halves = [], [], [], [], []
     for more, less, tasks, margin in scenario.claims:
@@ -199,14 +199,14 @@ def verdicts(scenario: Scenario, rule: str, scores, rates):
             reproduced.append(above.max(axis=-1))
             refuted.append(np.minimum(1.0, len(tasks) * below.min(axis=-1)))
     adjusted = holm(np.stack(reproduced, axis=-1))
-    found = adjusted <= ALPHA
+    found = adjusted <= alpha
     if rule == "paired":
         level = ALPHA / np.maximum(1, (~found).sum(axis=-1))
         unit = detectable(1.0, scenario.seeds, ALPHA / len(scenario.claims))
         contrary = [_contrary(*one, level, unit) for one in against]
         lost = np.stack(contrary, axis=-1) & ~found
     else:
-        lost = holm(np.stack(refuted, axis=-1)) <= ALPHA
+        lost = holm(np.stack(refuted, axis=-1)) <= alpha
     return found, lost, np.concatenate(covers, axis=-1), np.concatenate(halves, axis=-1)
 
 
@@ -217,12 +217,35 @@ def _contrary(value, p, sd, margin, level, unit):
     return (below & (clear | (unit * sd <= 0.5))).any(axis=-1)
 
 
-def simulate(scenario: Scenario, rules=tuple(RULES), studies=1000, batch=500, seed=0) -> dict[str, Rates]:
-    """The error rates of each rule."""
+def true_verdicts(scenario: Scenario) -> tuple[np.ndarray, np.ndarray]:
+    """Which claims hold, and which have a reversed part; a part at its margin is neither."""
     truth = scenario.truth
     gaps = [[truth[task, a] - truth[task, b] - m for task in on] for a, b, on, m in scenario.claims]
-    holds = np.array([min(one) > 1e-9 for one in gaps])
-    reversed_ = np.array([min(one) < -1e-9 for one in gaps])
+    return np.array([min(one) > 1e-9 for one in gaps]), np.array([min(one) < -1e-9 for one in gaps])
+
+
+def look_repeatedly(scenario: Scenario, levels: dict[int, float], studies: int) -> Rates:
+    """The rates of the used rule, if verdicts are given at each number of seeds at its level, and stand."""
+    holds, reversed_ = true_verdicts(scenario)
+    chance = np.random.default_rng([studies, *scenario.name.encode()])
+    rates = scenario.draw(chance, studies)
+    scores = chosen(rates, chance)
+    found = lost = np.zeros((studies, len(scenario.claims)), dtype=bool)
+    for seeds, level in levels.items():
+        now = verdicts(scenario, "used", scores[..., :seeds].copy(), rates[..., :seeds], level)
+        found, lost = found | (now[0] & ~lost), lost | (now[1] & ~found)
+    return Rates(
+        (found & ~holds).any(axis=-1).mean(),
+        (lost & ~reversed_).any(axis=-1).mean(),
+        ((found & holds) | (lost & reversed_)).sum(axis=-1).mean(),
+        now[2].mean(),
+        np.nanmedian(now[3]),
+    )
+
+
+def simulate(scenario: Scenario, rules=tuple(RULES), studies=1000, batch=500, seed=0) -> dict[str, Rates]:
+    """The error rates of each rule."""
+    holds, reversed_ = true_verdicts(scenario)
     tallies = {rule: [] for rule in rules}
     chance = np.random.default_rng([seed, *scenario.name.encode()])
     for _ in range(math.ceil(studies / batch)):

@@ -183,6 +183,13 @@ def test_repeated_claims_are_counted_once():
     assert [one for one, _ in alone] == pytest.approx([0.02, 0.02])
 
 
+def test_a_repeated_claim_with_a_premise_is_no_surer_than_its_premise():
+    adjusted = holm_distinct([claim(0.01), claim(0.2)], [frozenset("a"), frozenset("a")])
+    assert [one for one, _ in adjusted] == pytest.approx([0.01, 0.2])
+    turned = holm_distinct([claim(0.2), claim(0.01)], [frozenset("a"), frozenset("a")])
+    assert [one for one, _ in turned] == pytest.approx([0.2, 0.01])
+
+
 def test_a_claim_with_a_part_of_its_own_is_counted():
     tests = [claim(0.01), claim(0.02)]
     adjusted = holm_distinct(tests, [frozenset("a"), frozenset("ab")])

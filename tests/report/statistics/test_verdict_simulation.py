@@ -4,7 +4,9 @@ import math
 
 import pytest
 from page_tables import percent, show
-from simulated_studies import RULES, SCENARIOS, simulate
+from simulated_studies import RULES, SCENARIOS, TWO_SD, Scenario, by_model, look_repeatedly, normal, simulate
+
+from biphase.report.statistics.looks import Looks
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 EFFECTS = [scenario for scenario in SCENARIOS if scenario.truth.any() and "null" not in scenario.name]
@@ -71,3 +73,38 @@ def test_power():
         ]
         rows.append((scenario.name, *cells))
     show(("scenario", "right and clear verdicts of 12", "half width, points"), rows, error=0.4)
+
+
+LOOKS = (
+    Scenario("all equal", normal(), seeds=10),
+    Scenario("unequal variances over models", by_model(0.7), seeds=10),
+    Scenario("effects of 1 to 3 sd", normal(), truth=TWO_SD / 2, seeds=10),
+)
+
+
+def levels(spending):
+    seeds = (3, 5, 10)
+    if spending == "once":
+        return {10: 0.05}
+    if spending == "each time":
+        return dict.fromkeys(seeds, 0.05)
+    return {one: Looks(seeds, spending).level(one) for one in seeds}
+
+
+def test_looks_add_no_errors():
+    rates = look_repeatedly(LOOKS[1], levels("even"), 200)
+    assert max(rates.false_reproduced, rates.false_refuted) < allowed(200)
+
+
+@pytest.mark.campaign
+def test_looks():
+    rows = []
+    for scenario in LOOKS:
+        for spending in ("once", "late", "even", "each time"):
+            rates = look_repeatedly(scenario, levels(spending), 1000)
+            if spending != "each time":
+                assert max(rates.false_reproduced, rates.false_refuted) < allowed(1000)
+            errors = percent(rates.false_reproduced), percent(rates.false_refuted)
+            rows.append((scenario.name, spending, *errors, f"{rates.right:.2f}"))
+    header = ("scenario", "5% spent at 3, 5 and 10 seeds", "false reproduced", "false refuted", "right of 12")
+    show(header, rows, error=2.5)

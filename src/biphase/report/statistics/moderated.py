@@ -326,7 +326,7 @@ def holm_distinct(
     known = [place for place, test in enumerate(tests) if test.known]
     covered: dict[int, list[int]] = {}
     counted: list[int] = []
-    for place in sorted(known, key=lambda place: len(parts[place])):
+    for place in sorted(known, key=lambda place: (len(parts[place]), tests[place].reproduced)):
         within = [other for other in counted if parts[other] <= parts[place]]
         if within and frozenset().union(*(parts[other] for other in within)) == parts[place]:
             covered[place] = within
@@ -338,5 +338,7 @@ def holm_distinct(
         for place, p in zip(counted, holm(p_values), strict=True):
             adjusted[place] = (p, adjusted[place][1]) if side == 0 else (adjusted[place][0], p)
     for place, within in covered.items():
-        adjusted[place] = max(adjusted[one][0] for one in within), min(adjusted[one][1] for one in within)
+        # Its own p-value is larger where it also needs a premise.
+        reproduced = max(tests[place].reproduced, *(adjusted[one][0] for one in within))
+        adjusted[place] = reproduced, min(adjusted[one][1] for one in within)
     return adjusted

@@ -7,7 +7,7 @@ import pytest
 from page_tables import percent, show
 
 from biphase.report.statistics.curves import (
-    Curve,
+    FittedCurve,
     Located,
     crossing,
     fit_cells,
@@ -25,7 +25,7 @@ WITHIN = (float(STEPS[0]), float(STEPS[-1]))
 def known(coefficients, sd, df=20.0):
     """A curve whose coefficients have independent noise of this sd."""
     size = len(coefficients)
-    return Curve(np.array(coefficients, dtype=float), (np.eye(size) * sd**2, df), None, "seeds")
+    return FittedCurve(np.array(coefficients, dtype=float), (np.eye(size) * sd**2, df), None, "seeds")
 
 
 # ---------------------------------------------------------------- crossing

@@ -23,7 +23,7 @@ GRADIENT = 0.8  # share of the error rate that `optimum` gives to the slope at a
 
 
 @dataclass(frozen=True)
-class Curve:
+class FittedCurve:
     """A fitted polynomial, with the noise of its coefficients.
 
     `seeds` is the covariance over seeds, if there are enough of them. It has few degrees of freedom, so it counts, with
@@ -92,7 +92,7 @@ class Located:
 
 def fit_cells(
     x: ArrayLike, mean: ArrayLike, variance: ArrayLike, df: float, degree: int, covers: str
-) -> Curve:
+) -> FittedCurve:
     """Least squares through means of known variances, such as `Cells.variance / n`, or sums of two of those.
 
     Where the means scatter about the polynomial more than their variances explain, the polynomial is not the whole
@@ -108,10 +108,10 @@ def fit_cells(
         ratio = float(np.square(residual @ ys).sum() / (np.square(residual) @ v).sum())
         if ratio > 1:
             covariance, df = covariance * ratio, min(df, left)
-    return Curve(coefficients, (covariance, df), None, covers)
+    return FittedCurve(coefficients, (covariance, df), None, covers)
 
 
-def fit_seeds(x: ArrayLike, scores: ArrayLike, degree: int) -> Curve:
+def fit_seeds(x: ArrayLike, scores: ArrayLike, degree: int) -> FittedCurve:
     """The mean curve of pretraining seeds, from complete scores (seeds, points). A seed may differ in level and shape.
 
     From three seeds on the variance is the larger one of that of the seeds' own curves and of what the scatter about
@@ -136,8 +136,8 @@ def fit_seeds(x: ArrayLike, scores: ArrayLike, degree: int) -> Curve:
     rest[1:, 1:] = np.linalg.inv(shape.T @ shape) * (np.square(scatter).sum() / df / seeds)
     if seeds < 3:
         which = "this pretraining seed" if seeds == 1 else "these two pretraining seeds"
-        return Curve(coefficients, (rest, df), None, f"scatter of {which}")
-    return Curve(coefficients, (rest, df), (np.cov(each.T) / seeds, seeds - 1), "pretraining seeds")
+        return FittedCurve(coefficients, (rest, df), None, f"scatter of {which}")
+    return FittedCurve(coefficients, (rest, df), (np.cov(each.T) / seeds, seeds - 1), "pretraining seeds")
 
 
 def _design(x: Floats, degree: int) -> Floats:
@@ -149,7 +149,7 @@ def _design(x: Floats, degree: int) -> Floats:
 # ---------------------------------------------------------------- crossing
 
 
-def crossing(gap: Curve, region: tuple[float, float], level: float = 0.95) -> Located:
+def crossing(gap: FittedCurve, region: tuple[float, float], level: float = 0.95) -> Located:
     """Where the gap between two curves may be 0: Fieller's set, within a region.
 
     The estimate is the last crossing from below, or NaN.
@@ -167,7 +167,7 @@ def crossing(gap: Curve, region: tuple[float, float], level: float = 0.95) -> Lo
 # ---------------------------------------------------------------- optimum
 
 
-def optimum(curve: Curve, region: tuple[float, float], level: float = 0.95) -> Located:
+def optimum(curve: FittedCurve, region: tuple[float, float], level: float = 0.95) -> Located:
     """Where the maximum within a region may be (after Peterson, Cahya and del Castillo 2002).
 
     A point cannot be the maximum if the curve still rises there, or falls, or if it is lower than an end of the region.
@@ -187,7 +187,7 @@ def optimum(curve: Curve, region: tuple[float, float], level: float = 0.95) -> L
 
 
 def nearly_best(
-    curve: Curve, region: tuple[float, float], loss: float, level: float = 0.95
+    curve: FittedCurve, region: tuple[float, float], loss: float, level: float = 0.95
 ) -> tuple[tuple[float, float], ...]:
     """The x that lose less than `loss` against any other x in the region, as intervals; empty: none is shown to."""
     grid = np.linspace(*region, 201)

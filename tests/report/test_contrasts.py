@@ -1,6 +1,7 @@
 """Quantities worked by hand; contrasts tested against their margin with moderated variances, and over examples."""
 
 import math
+import re
 import shutil
 from dataclasses import replace
 
@@ -10,7 +11,7 @@ from small_studies import K, clm, mlm
 
 from biphase import CATALOG, Finetune, Study
 from biphase.papers.gisserot2025 import PAPER
-from biphase.papers.gisserot2025.remarks import Overtaking, crossing
+from biphase.papers.gisserot2025.remarks import Overtaking, interpolated
 from biphase.report.contrasts import (
     Contrast,
     Measure,
@@ -391,7 +392,7 @@ RISING, LEVEL = np.array([0.0, 1.0, 2.0, 3.0]), np.ones(4)
     ],
 )
 def test_the_last_crossing_from_below_is_found(curves, expected):
-    assert crossing(*curves) == pytest.approx(expected, nan_ok=True)
+    assert interpolated(*curves) == pytest.approx(expected, nan_ok=True)
 
 
 @pytest.fixture
@@ -425,12 +426,14 @@ def overtaking(plan_of, evidence_of):
 
 
 def test_the_crossing_is_given_in_steps_tokens_and_flops(overtaking):
-    said = overtaking([[48.0, 48.0], [49.0, 49.2], [51.0, 51.2], [52.0, 52.0]])
-    steps = math.exp(np.mean(np.log([2 * K * math.sqrt(2), 2 * K * 2**0.4])))
+    masked = [[48.0, 48.1], [49.0, 49.2], [51.0, 51.2], [52.0, 52.1]]
+    said = overtaking(masked)
+    slope, level = np.polyfit(np.log(X), np.mean(masked, axis=1) - 50, 1)
+    steps = math.exp(-level / slope)
     assert f"MLM 40% overtakes CLM near step {steps:,.0f} (95%: " in said
     assert f", {steps * 2_359_296 / 1e9:.3g}B tokens; at equal FLOPs near " in said
     # A step of CLM costs more: its head is computed for every token.
-    assert steps * 2_359_296 * 2.5e9 < float(said.rsplit(" ", 1)[1]) < steps * 2_359_296 * 4e9
+    assert steps * 2_359_296 * 2.2e9 < float(said.rsplit(" ", 1)[1]) < steps * 2_359_296 * 4e9
 
 
 @pytest.mark.parametrize(
@@ -439,14 +442,14 @@ def test_the_crossing_is_given_in_steps_tokens_and_flops(overtaking):
         ([[48.0, 49.0]] * 4, ("has not overtaken", "step 8,000")),
         ([[51.0, 52.0]] * 4, ("is ahead from", "step 1,000")),
         (
-            [[48.0, math.nan], [49.0] * 2, [51.0] * 2, [52.0] * 2],
+            [[48.0] * 2, [49.0] * 2, [51.0] * 2, [52.0] * 2],
             ("step 2,828,", "6.67B tokens"),
-        ),  # no interval
-        ([[48.0, 51.0], [49.0, 51.0], [51.0] * 2, [52.0] * 2], ("2,828 in 1 of 2 seeds",)),
+        ),  # no noise: no limits
+        ([[44.0, 51.0], [46.0, 53.0], [47.0, 54.0], [48.0, 55.0]], ("not located",)),
         ([[math.nan] * 2] * 4, ()),
     ],
 )
-def test_curves_that_do_not_cross_in_every_seed_are_described(overtaking, masked, facts):
+def test_curves_that_do_not_clearly_cross_are_described(overtaking, masked, facts):
     said = overtaking(masked)
     assert all(fact in said for fact in facts)
     assert bool(said) == bool(facts)
@@ -454,6 +457,10 @@ def test_curves_that_do_not_cross_in_every_seed_are_described(overtaking, masked
 
 def test_two_pretrainings_with_five_seeds_each_are_not_ten_samples(overtaking):
     rising = np.array([[48.0], [49.0], [51.0], [52.0]]) + np.linspace(0, 0.1, 5)
-    said = overtaking(rising, pretrainings=(1, 2))
-    low, high = (float(one.replace(",", "")) for one in said.split("95%: ")[1].split(")")[0].split(" to "))
-    assert high > 5 * low
+
+    def width(said):
+        limits = said.split("95%: ")[1].split(")")[0]
+        ends = [float(one.replace(",", "")) for one in re.findall(r"[\d,]+", limits)]
+        return ends[-1] / ends[0] if len(ends) == 2 else math.inf
+
+    assert width(overtaking(rising, pretrainings=(1, 2))) > width(overtaking(rising))

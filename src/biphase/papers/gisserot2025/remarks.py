@@ -10,14 +10,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from biphase.report.contrasts import On, Quantity, Remark, ScoreView
+from biphase.report.contrasts import Measure, On, Quantity, Remark, ScoreView
 from biphase.report.evidence import Floats
 from biphase.report.pretraining import Epochs
-from biphase.report.recipes import Model
 from biphase.report.selectors import Case
-from biphase.report.statistics.intervals import across, complete, kept, mean_squares
+from biphase.report.statistics.curves import Located, crossing, fit_cells
+from biphase.report.statistics.intervals import complete, mean_squares
 from biphase.study.costs import REPEATED, flops_of
 from biphase.text import short
+
+CURVED = 5  # checkpoints from which a gap is fitted by a curve and not by a line
 
 
 def decay_begins_later(case: Case, on: On) -> Remark | None:
@@ -55,7 +57,8 @@ def noise_by_source(case: Case, on: On) -> Remark:
 class Overtaking:
     """A remark on where the learning curve of one model overtakes that of another: the last crossing from below.
 
-    It is interpolated over the logarithm of steps or FLOPs, over all checkpoints that both have. At equal steps two
+    The gap between them is fitted over the logarithm of steps, over all checkpoints that both have, and its crossing
+    with 0 has Fieller's limits: where the checkpoints do not determine it, they are open. At equal steps two
     objectives have seen equal tokens but spent different FLOPs, so the crossing over FLOPs has its own axis.
     """
 
@@ -63,32 +66,30 @@ class Overtaking:
     on: On
 
     def __call__(self, view: ScoreView, quantity: Quantity) -> str:
+        measure = Measure(view.evidence)
         pairs = [models[:2] for models in self.case.curve]
         leader, other = self.case.names[:2]
+        found = measure.means([model for pair in pairs for model in pair], self.on.score)
+        if len(pairs) < 2 or any(model.name not in found for pair in pairs for model in pair):
+            return ""
         steps = np.array([float(rising.recipe.steps) for rising, _ in pairs])
-        if len(steps) < 2:
-            return ""
-        models = [model for pair in pairs for model in pair]
-        within = ScoreView.of(models, self.on.score(models[0]).tasks, view.evidence)
-        curves = np.array([[self._scores(within, model) for model in pair] for pair in pairs])
-        rows, columns = kept(curves.sum(axis=(0, 1)))
-        if not columns.size:
-            return ""
-        rising, passed = np.moveaxis(curves[:, :, rows][:, :, :, columns], 1, 0)
-        gap = np.mean(rising - passed, axis=(1, 2))
+        means = [[found[model.name] for model in pair] for pair in pairs]
+        gap = np.array([rising.mean - passed.mean for rising, passed in means])
         epochs = Epochs(view.evidence.plan, view.evidence.store)
         once = self._within_one_epoch(epochs, gap)
         if gap[-1] <= 0:
             return f"{leader} has not overtaken {other} by step {steps[-1]:,.0f}{once}"
         if (gap > 0).all():
             return f"{leader} is ahead from the first checkpoint (step {steps[0]:,.0f}) on{once}"
-        at = np.empty(rising.shape[1:])
-        for cell in np.ndindex(at.shape):
-            at[cell] = crossing(steps, rising[:, *cell], steps, passed[:, *cell])
-        return f"{leader} overtakes {other} near {self._place(at, rising, passed, epochs)}{once}"
-
-    def _scores(self, view: ScoreView, model: Model) -> Floats:
-        return view.table(model, self.on.score(model).terms(view)[model.name])
+        variances = np.array([sum(one.variance for one in pair) for pair in means])
+        dfs = [one.df for pair in means for one in pair]
+        located = None
+        if np.isfinite(variances).all():
+            degree = 2 if len(steps) >= CURVED else 1
+            curve = fit_cells(np.log(steps), gap, variances, min(dfs), degree, "seeds")
+            located = crossing(curve, (math.log(steps[0]), math.log(steps[-1])))
+        levels = np.array([[one.mean for one in pair] for pair in means])
+        return f"{leader} overtakes {other} near {self._place(located, steps, levels, epochs)}{once}"
 
     def _within_one_epoch(self, epochs: Epochs, gap: Floats) -> str:
         """Which model leads at the last checkpoint of the first epoch, if later ones repeated data."""
@@ -101,26 +102,21 @@ class Overtaking:
         where = f"within one epoch (step {rising[last].recipe.steps:,}, {read[last]:.2f} epochs)"
         return f"; {where} it is {abs(gap[last]):.2f} points {'ahead' if gap[last] > 0 else 'behind'}"
 
-    def _place(self, at: Floats, rising: Floats, passed: Floats, epochs: Epochs) -> str:
-        """The geometric mean over seeds with its interval, and the number of seeds in which a crossing exists."""
-        crossed = across(np.log(at))
-        if not math.isfinite(crossed.mean):
-            return "no step that every seed agrees on"
-        steps, last = math.exp(crossed.mean), self.case.curve[-1][0]
-        happens = int(np.isfinite(at).sum())
-        read = epochs.at(last.results[0], round(steps))
-        flops = self._flops(rising, passed)
-        text = f"step {steps:,.0f}"
-        if happens < at.size:
-            text += f" in {happens} of {at.size} seeds"
-        if math.isfinite(crossed.low):
-            text += f" (95%: {math.exp(crossed.low):,.0f} to {math.exp(crossed.high):,.0f})"
-        text += f", {short(steps * last.recipe.tokens / last.recipe.steps)} tokens"
+    def _place(self, located: Located | None, steps: Floats, levels: Floats, epochs: Epochs) -> str:
+        """The crossing in steps with its limits, in tokens and epochs, and at equal FLOPs."""
+        at = math.nan if located is None else math.exp(located.estimate)
+        if not math.isfinite(at):
+            at = interpolated(steps, levels[:, 0], steps, levels[:, 1])
+        last = self.case.curve[-1][0]
+        read, flops = epochs.at(last.results[0], round(at)), self._flops(levels)
+        text = (
+            f"step {at:,.0f}{_limits(located)}, {short(at * last.recipe.tokens / last.recipe.steps)} tokens"
+        )
         if read is not None:
             text += f", {read:.2f} epochs"
         return text + (f"; at equal FLOPs near {flops:.1e}" if math.isfinite(flops) else "")
 
-    def _flops(self, rising: Floats, passed: Floats) -> float:
+    def _flops(self, levels: Floats) -> float:
         """The crossing over model FLOPs from the root; NaN if there is none or FLOPs are not known."""
         plan = self.case.study.plan
         paths = [[plan.path(plan.results[one.results[0]]) for one in pair[:2]] for pair in self.case.curve]
@@ -133,10 +129,22 @@ class Overtaking:
         )
         if not np.isfinite(spent).all():
             return math.nan
-        return crossing(spent[:, 0], rising.mean(axis=(1, 2)), spent[:, 1], passed.mean(axis=(1, 2)))
+        return interpolated(spent[:, 0], levels[:, 0], spent[:, 1], levels[:, 1])
 
 
-def crossing(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
+def _limits(located: Located | None) -> str:
+    """The 95% limits of a crossing as text."""
+    if located is None or not located.pieces:
+        return ""
+    low, high = (math.exp(end) for end in (located.pieces[0][0], located.pieces[-1][1]))
+    if located.open_below and located.open_above:
+        return " (95%: not located between these checkpoints)"
+    if located.open_below:
+        return f" (95%: before {high:,.0f})"
+    return f" (95%: after {low:,.0f})" if located.open_above else f" (95%: {low:,.0f} to {high:,.0f})"
+
+
+def interpolated(xs: Floats, rising: Floats, others: Floats, other: Floats) -> float:
     """The last x at which `rising` crosses `other` from below, linear in log x; NaN if it never does."""
     low, high = max(xs[0], others[0]), min(xs[-1], others[-1])
     grid = np.unique(np.log([low, *xs, *others, high]))

@@ -198,9 +198,10 @@ class Invented:
             "metric": next(iter(self.metrics)),
             "scores": scores,
             "baselines": {
-                "trivial": {
+                baseline: {
                     name: {"what": "invented", "validation": 0.3, "test": 0.25} for name in self.metrics
                 }
+                for baseline in (("trivial",) if self.task.family == "QA" else ("trivial", "lexical"))
             },
             "constant": {"validation": "", "test": ""},
             "examples": {"validation": validation, "test": self.n},

@@ -83,7 +83,7 @@ def test_times_are_written_as_ours_or_as_slurm_s(profile, text, seconds):
         ('partition = "a\\nb"', "partition"), ("partition = 'a\"b'", "partition"),
         ('time = "8"', "90m"), ('time = "8 hours"', "90m"), ('warning = "soon"', "9m"), ('warning = "0s"', "warning"),
         ('time = "8m"\nwarning = "5m"', "warning"), ("gpus = 4\nprocesses = 2", "processes = 2"),
-        ('gpu_type = "a100"', "gpus = 1"), ("setup = [1]", "setup"),
+        ('gpu_type = "a100"', "gpus = 1"), ('memory = "64 GB"', "memory"), ("setup = [1]", "setup"),
         ('sbatch = ["exclude=node7"]', "exclude=node7"), ('sbatch = ["--array=0-9"]', "'jobs'"),
         ('sbatch = ["-o out"]', "-o"), ('sbatch = ["-N2"]', "'processes'"), ('sbatch = ["-t5"]', "'time'"),
         ('sbatch = ["--arr=0-9"]', "'jobs'"), ('sbatch = ["--exclude=node7 --array=0-9"]', "'jobs'"),

@@ -155,6 +155,19 @@ def test_a_missing_misshapen_or_unknown_weight_is_refused_by_name(weights, fact,
     assert fact in refused(trunk, hub)
 
 
+def test_integers_and_a_tied_head_that_differs_are_refused(published):
+    """transformers would take both without a word."""
+    weights = of_the_class(original().state_dict())
+    message = refused(trunk, published(weights | {UP: weights[UP].to(torch.int8)}))
+    assert "I8" in message
+    assert UP in message
+    whole = original().state_dict()
+    assert "tie_word_embeddings" in refused(language_model, published(whole, tie_word_embeddings=True))
+    same = {**whole, HEAD: whole["model.embed_tokens.weight"].clone()}
+    tied = language_model(published(same, tie_word_embeddings=True))
+    assert torch.equal(tied.lm_head.weight, tied.model.embed_tokens.weight)
+
+
 def test_a_head_with_an_unknown_weight_is_refused(published):
     hub = published(original().state_dict() | {"lm_head.bias": torch.zeros(VOCAB)})
     assert "lm_head.bias" in refused(language_model, hub)

@@ -366,7 +366,7 @@ def test_a_claim_without_its_premise_is_not_applicable(found):
         assert result.verdict == judged, shift
         assert result.parts[0].above < 0.001
     assert all(fact in result.why for fact in ("premise", "on SC, mean over 210m, 610m and 1b"))
-    assert math.isnan(result.p_holm), "it takes no part in the correction"
+    assert result.p_refuted == 1, "it stays among the claims that are corrected for"
     more = [run(f"{one.name}+", Stage(MLM(0.4), 2 * K), start=one) for one in (CAUSAL, MASKED)]
     before = {"clm": 60.0, "mlm": 60.0, "clm+": 70.0, "mlm+": 65.0}
     for masked, judged in ((60.0, "not applicable"), (80.0, "reproduced")):
@@ -409,6 +409,35 @@ def test_a_study_with_declared_looks_is_judged_at_those_alone(found):
     for seeds, planned in (((0, 1, 2, 3), "at 5 seeds"), ((0, 1), "at 3 seeds"), (range(11), "at 10 seeds")):
         result = found(replace(made, finetune=replace(made.finetune, seeds=tuple(seeds))))["C1"]
         assert (result.verdict, planned in result.why) == ("not tested", True)
+        assert math.isnan(result.p_holm), "nothing tells what the verdict would be"
+        assert {part.supports for part in result.parts} == {"missing"}
+
+
+def test_looks_count_pretraining_seeds_where_a_study_plans_several(found):
+    runs = [
+        replace(one, name=f"{one.name}{seed}", seed=seed) for one in (CAUSAL, MASKED) for seed in (1, 2, 3)
+    ]
+    made = replace(study(*runs, tasks=("sst2",), **SEEDS), looks=(3, 5))
+    means = {"clm1": 80.0, "mlm1": 85.0}
+    assert found(made, means)["C1"].verdict == "reproduced", (
+        "three pretraining seeds, whatever the fine-tunings"
+    )
+    assert "5 seeds" in found(replace(made, looks=(2, 5)), means)["C1"].why
+
+
+def test_a_model_with_one_pretraining_seed_borrows_the_noise_of_pretraining(plan_of, evidence_of):
+    """Its fine-tunings, however many, do not say how much another pretraining would change it."""
+    runs = [replace(CAUSAL, name=f"clm{seed}", seed=seed) for seed in range(4)] + [
+        replace(MASKED, name="mlm", seed=0)
+    ]
+    plan, draw = plan_of(study(*runs, tasks=("sst2",), **SEEDS)), np.random.default_rng(4)
+    evidence = evidence_of(plan, lambda model, task, shape: 84 + draw.normal(0, 0.02, shape))
+    for number, result in enumerate(name for name in plan.results if name.startswith("clm")):
+        evidence.grids[result, "sst2"].test["accuracy"][:] += (-0.02, 0.02, -0.01, 0.01)[number]
+    (part,) = by_id(judge(evidence, (PAPER,)))["C1"].parts
+    assert part.estimate.covers == "pretraining seeds"
+    assert (part.shape, part.estimate.n) == ((1, 5), 1)
+    assert part.estimate.se > 1.5, "the sd over pretraining seeds is 1.8 points"
 
 
 def test_nothing_is_decided_by_the_sign_of_noise(found):

@@ -93,6 +93,8 @@ class Profile:
                 raise SpecError(f"{field.name} = {value} is too small; type for example {field.name} = 1")
             if isinstance(value, str) and re.search(r'["\x00-\x1f\x7f]', value):
                 raise SpecError(f"{field.name} must be one line without quotation marks, not {value!r}")
+            if field.name in ("memory", "gpu_type") and re.search(r"\s", value):
+                raise SpecError(f"{field.name} must be one word, not {value!r}")
         if self.gpus and self.processes and self.processes != self.gpus:
             raise SpecError(
                 f"processes = {self.processes} does not fit gpus = {self.gpus}: a worker uses one GPU in each process; "

@@ -17,6 +17,7 @@ or computes something else with our attention than with its own.
 from __future__ import annotations
 
 import contextlib
+import heapq
 from bisect import bisect_left
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, fields, replace
@@ -187,7 +188,14 @@ def _width(fitted: Fitted, lengths: np.ndarray) -> int:
 
 def _spread(lengths: np.ndarray, rows: int) -> Fitted:
     """Assign each text to the one of `rows` rows that has the most room."""
-    return _assign(lengths, lambda used, length: used.index(min(used)), rows)
+    emptiest = [(0, row) for row in range(rows)]  # a heap: there may be thousands of texts
+
+    def take(used: list[int], length: int) -> int:
+        start, row = emptiest[0]
+        heapq.heapreplace(emptiest, (start + length, row))
+        return row
+
+    return _assign(lengths, take, rows)
 
 
 def _fill(lengths: np.ndarray, width: int) -> Fitted:

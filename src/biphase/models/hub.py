@@ -27,6 +27,7 @@ from typing import Any
 import torch
 from huggingface_hub import hf_hub_download
 from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
+from safetensors import safe_open
 from safetensors.torch import load_file, save_model
 from torch import Tensor
 from transformers import (
@@ -302,6 +303,24 @@ def _has_adapter(hub: Hub) -> bool:
     return True
 
 
+def _refuse_unlike_published(hub: Hub, model: Any) -> None:
+    """Raise ModelError for weights that transformers would take without a word: integers, and a head that is not tied."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
+        raise ModelError(
+            f"{hub.source}: its config.json says tie_word_embeddings, and its head differs from the embedding; "
+            'write "tie_word_embeddings": false there'
+        )
+    for path in Path(hub.source).expanduser().glob("*.safetensors") if hub.local else ():
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 (not a mapping)
+                kind = file.get_slice(name).get_dtype()
+                if kind not in ("F64", "F32", "F16", "BF16"):
+                    raise ModelError(
+                        f"{hub.source}: its weight {name} is {kind}; give weights in bf16, fp16 or fp32"
+                    )
+
+
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     options: dict[str, Any] = {
         "attn_implementation": NAME,
@@ -339,6 +358,8 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
         raise ModelError(
             f"{hub.source}: its weight {unknown[0]!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
         )
+    if not hub.gguf and is_published(_written_config(hub)):
+        _refuse_unlike_published(hub, model)
     model.config.use_cache = False
     if adapted:
         merge_adapters(model)

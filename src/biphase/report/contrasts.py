@@ -468,7 +468,8 @@ class Statement:
             return []
         cases = self.models.cases(study)
         tests = [test for case in cases for one in patterns for test in one.tests(case, self, numbers)]
-        return [test for test in tests if study.plans(test.models, test.tasks)]
+        # What a study claims itself is never left out: a part without fine-tunings is missing.
+        return [test for test in tests if self.source == "study" or study.plans(test.models, test.tasks)]
 
 
 @dataclass(frozen=True)
@@ -555,6 +556,7 @@ class ModelMean:
     variance: float
     df: float
     shape: tuple[int, int]  # pretraining seeds, fine-tuning seeds
+    several: bool  # the values are means of pretraining seeds; otherwise single fine-tunings
 
 
 class Measure:
@@ -583,8 +585,8 @@ class Measure:
             )
         shapes = [part.shape for part in known] or [(0, 0)]
         shape = min(one for one, _ in shapes), min(one for _, one in shapes)
-        sources = ("fine-tuning seeds", "pretraining seeds")
-        covers = " and ".join(dict.fromkeys(sources[one > 1] for one, _ in shapes))
+        several = any(part.several for part in known)
+        covers = "pretraining seeds" if several else "fine-tuning seeds"
         grids = [
             self.evidence.grids[result, task]
             for model in contrast.models
@@ -592,7 +594,7 @@ class Measure:
             for task in contrast.tasks
         ]
         judged = result is not None and bool(np.isfinite(result.se))
-        n = min(pretrained if pretrained > 1 else tuned for pretrained, tuned in shapes)
+        n = shape[0] if several else shape[1]
         nothing = Estimate(math.nan, math.nan, n, math.nan, math.nan, math.nan, covers)
         return ClaimPart(
             title=contrast.title,
@@ -627,7 +629,8 @@ class Measure:
             title=test.title,
             paper=test.paper,
             above=min(1.0, best.above * len(known)),
-            below=max(result.below for result in known),
+            # An option that is not known may hold.
+            below=max(result.below for result in known) if len(known) == len(tried) else 1.0,
             note=f"clearest of {len(known)} comparisons: {best.title}{incomplete}",
             key=frozenset[Any]().union(*(result.key for result in tried)),
         )
@@ -648,38 +651,38 @@ class Measure:
         """The weighted sum for one model; None if it has no complete seed."""
         scale = max(map(abs, cells.values())) * math.copysign(1.0, next(iter(cells.values())))
         alike = {cell: weight / scale for cell, weight in cells.items()}
-        several = len(self.evidence.models[name].results) > 1
         rates = tuple((task, view.rates[task]) for task, _, _ in alike)
-        key = (several, rates, *((cell, round(weight, 9)) for cell, weight in alike.items()))
+        key = (rates, *((cell, round(weight, 9)) for cell, weight in alike.items()))
         if key not in self._known:
-            self._known[key] = self._moderated(view, alike, several=several)
+            self._known[key] = self._moderated(view, alike)
         found = self._known[key].get(name)
         return found and replace(found, mean=found.mean * scale, variance=found.variance * scale**2)
 
-    def _moderated(self, view: ScoreView, cells: dict[Cell, float], *, several: bool) -> dict[str, ModelMean]:
-        """The same sum for every model of the study that has several pretraining seeds, or one, by name."""
-        own: dict[str, Floats] = {}
-        shapes: dict[str, tuple[int, int]] = {}
-        others: list[Floats] = []
-        shared = frozenset.intersection(*(view.rates[task] for task, _, _ in cells))
-        at_chosen = all(rate is None for _, _, rate in cells)
-        for name, model in self.evidence.models.items():
-            if (len(model.results) > 1) != several:
-                continue
-            table = view.table(model, cells)
-            if not np.isfinite(table).any():
-                continue
-            rows = np.isfinite(table).any(axis=1)
-            own[name] = moderated.seed_values(table)
-            shapes[name] = int(rows.sum()), int(np.isfinite(table[rows]).sum(axis=1).min())
-            for rate in sorted(shared) if at_chosen else ():
-                at_rate = {(task, metric, rate): weight for (task, metric, _), weight in cells.items()}
-                others.append(moderated.seed_values(view.table(model, at_rate)))
-        if not own:
+    def _moderated(self, view: ScoreView, cells: dict[Cell, float]) -> dict[str, ModelMean]:
+        """The same sum for every model of the study, by name.
+
+        Where any model has several pretraining seeds, these are the units of all: a model with one has a single value,
+        whose variance is that of the others. Its fine-tunings say nothing about the noise of pretraining.
+        """
+        tables = {name: view.table(model, cells) for name, model in self.evidence.models.items()}
+        rows = {name: table[np.isfinite(table).any(axis=1)] for name, table in tables.items()}
+        rows = {name: table for name, table in rows.items() if len(table)}
+        if not rows:
             return {}
+        several = any(len(table) > 1 for table in rows.values())
+        own = {name: moderated.seed_values(table, several=several) for name, table in rows.items()}
+        shapes = {
+            name: (len(table), int(np.isfinite(table).sum(axis=1).min())) for name, table in rows.items()
+        }
+        shared = frozenset.intersection(*(view.rates[task] for task, _, _ in cells))
+        others: list[Floats] = []
+        for rate in sorted(shared) if all(rate is None for _, _, rate in cells) else ():
+            at_rate = {(task, metric, rate): weight for (task, metric, _), weight in cells.items()}
+            tables = [view.table(self.evidence.models[name], at_rate) for name in rows]
+            others += [moderated.seed_values(table, several=several) for table in tables]
         found = moderated.cells_of(_padded(list(own.values())), _padded(others) if others else None)
         return {
-            name: ModelMean(float(mean), float(variance / n), float(df), shapes[name])
+            name: ModelMean(float(mean), float(variance / n), float(df), shapes[name], several)
             for name, mean, variance, df, n in zip(
                 own, found.mean, found.variance, found.df, found.n, strict=True
             )
@@ -755,6 +758,8 @@ def _why_unknown(grids: list[ScoreGrid], found: bool, seeds: int) -> str:
     if done < of:
         failed = f", {lost:,} failed or cannot be read" if lost else ""
         return f"{'' if lost == of - done else 'not yet: '}{done:,} of {of:,} scores done{failed}"
+    if not of:
+        return "no fine-tunings of it are planned"
     if not found:
         return "no task that both have learnt"
     if seeds:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -259,6 +259,11 @@ def gather(plan: Plan, store: Store, published: Published | None = None) -> Evid
         (result, task): _grid(result, tasks[task], some, lrs, seeds)
         for (result, task), some in trials.items()
     }
+    # A trial of an earlier version lacks some baselines, which are those of its task.
+    for task in tasks:
+        of_task = [place for place in grids if place[1] == task]
+        every = {name: one for place in of_task for name, one in grids[place].baselines.items()}
+        grids |= {place: replace(grids[place], baselines=every) for place in of_task}
     return Evidence(plan, store, known, tasks, grids, unreadable, frozenset(bare), published or Published())
 
 

@@ -50,6 +50,11 @@ class Lead:
         return self.average.low > 0
 
     @property
+    def open(self) -> bool:
+        """Whether the interval of the average contains 0: no significant difference."""
+        return self.average.low <= 0 <= self.average.high
+
+    @property
     def rival(self) -> str:
         about = f"{self.name}, {self.note}" if self.note else self.name
         return f"{self.kind} ({about})" if self.kind else about
@@ -64,7 +69,7 @@ class Lead:
         low, high = (lead.low, lead.high) if lead.mean >= 0 else (-lead.high, -lead.low)
         if not math.isfinite(low):
             return f"{points} ({no_interval(lead.n)})"
-        return f"{points} {interval(low, high)}{'' if low > 0 else '; no significant difference'}"
+        return f"{points} {interval(low, high)}{'; no significant difference' if self.open else ''}"
 
 
 @dataclass(frozen=True)
@@ -139,7 +144,8 @@ def _contenders(measure: Measure, group: list[Model]) -> list[Model]:
     ones = np.ones(len(table))
     cells = Cells(*table.T, n=ones, prior_variance=ones[0], prior_df=ones[0])
     names = list(found)
-    contenders = {names[at] for at in comparison_with_best(cells).contenders}
+    # One-sided, so 97.5% agrees with the two-sided 95% intervals of the leads.
+    contenders = {names[at] for at in comparison_with_best(cells, level=0.975).contenders}
     return [model for model in group if model.name in contenders]
 
 

@@ -328,29 +328,34 @@ def judge(evidence: Evidence, papers: Sequence[Paper] = (), draws: Resamples | N
     tests = [_tested(parts, before) for parts, before in zip(results, premises, strict=True)]
     keys = [frozenset(part.key for part in parts if not part.missing) for parts in results]
     adjusted = holm_distinct(tests, keys)
-    alpha, unplanned = _look(study, [part for parts in results for part in parts if not part.missing])
-    left = [p for p, _ in adjusted if p > alpha]
-    first, stopped = (alpha / max(1, count) for count in (sum(test.known > 0 for test in tests), len(left)))
+    left = sum(p > ALPHA for p, _ in adjusted)
+    counts = sum(test.known > 0 for test in tests), left
     findings, epochs = [], Epochs(evidence.plan, evidence.store)
     for claim, measured, before, test, (holds, refuted) in zip(
         claims, results, premises, tests, adjusted, strict=True
     ):
+        alpha, unplanned = _look(study, measured)
+        first, stopped = (alpha / max(1, count) for count in counts)
         level, effect = alpha if holds <= alpha else stopped, _effect(study, claim.statement)
         known = sum(not part.missing for part in measured)
         parts = tuple(_classified(part, level, first, known, effect) for part in measured)
         finding = _finding(study, claim, parts, before, test, (holds, refuted), effect, evidence, alpha)
-        if unplanned and finding.verdict not in ("not tested", "not applicable"):
-            finding = replace(finding, verdict="not tested", why=unplanned, condition="")
+        if unplanned:
+            finding = _unjudged(finding, unplanned)
         findings.append(marked(finding, claim, epochs))
     return findings
 
 
 def _look(study: ComparableModels, parts: Sequence[ClaimPart]) -> tuple[float, str]:
-    """The error rate of this look, and, if the study declares looks and this is none of them, why nothing is judged."""
-    looks = study.plan.study.looks
-    if not looks or not parts:
+    """The error rate at which a claim is judged, and, if no look is planned at its number of seeds, why it is not.
+
+    Seeds are those of pretraining, if the study plans several of a model, and otherwise those of fine-tuning.
+    """
+    looks, known = study.plan.study.looks, [part for part in parts if not part.missing]
+    if not looks or not known:
         return ALPHA, ""
-    seeds = min(part.estimate.n for part in parts)
+    unit = 0 if any(len(model.seeds) > 1 for model in study.models.values()) else 1
+    seeds = min(part.shape[unit] for part in known)
     if seeds in looks:
         return Looks(looks).level(seeds), ""
     after = next((one for one in looks if one > seeds), None)
@@ -358,14 +363,24 @@ def _look(study: ComparableModels, parts: Sequence[ClaimPart]) -> tuple[float, s
     return ALPHA, f"Not judged with {counted(seeds, 'seed')}: {planned}."
 
 
+def _unjudged(finding: Finding, why: str) -> Finding:
+    """A claim between two looks: its estimates without any judgment."""
+    nothing = {"above": math.nan, "below": math.nan, "detectable": math.nan}
+    parts = tuple(replace(part, supports="missing", **nothing) for part in finding.parts)
+    blank = {"p": math.nan, "p_holm": math.nan, "p_refuted": math.nan}
+    return replace(finding, verdict="not tested", why=why, condition="", parts=parts, **blank)
+
+
 def _tested(parts: Sequence[ClaimPart], premises: Sequence[ClaimPart]) -> ClaimTest:
     """The p-values of a claim. A claim with a premise also needs that to hold; without it, nothing is tested."""
     test = every([part.above for part in parts], [part.below for part in parts])
     if not premises or not test.known:
         return test
-    if not _applies(premises):
-        return replace(test, reproduced=math.nan, refuted=math.nan, known=0)
-    return replace(test, reproduced=max(test.reproduced, *(part.above for part in premises)))
+    # It counts among the claims whether or not its premise is shown: a number of tests that depends on the results
+    # would not hold the level.
+    before = max(1.0 if part.missing else part.above for part in premises)
+    refuted = test.refuted if _applies(premises) else 1.0
+    return replace(test, reproduced=max(test.reproduced, before), refuted=refuted)
 
 
 def _applies(premises: Sequence[ClaimPart]) -> bool:
@@ -389,12 +404,13 @@ def _finding(
     evidence: Evidence,
     alpha: float,
 ) -> Finding:
-    statement, absent = claim.statement, untested_families(study, claim)
+    statement, absent = claim.statement, untested_families(study, claim, parts)
     complete = not absent and not test.missing
     judged = verdict([part.supports for part in parts], *adjusted, complete=complete, alpha=alpha)
     explained = why(statement.gist, judged, parts, adjusted[0], needs(study, statement), effect)
     if premises and not _applies(premises) and any(not part.missing for part in parts):
-        judged, explained = "not applicable", _no_premise(premises)
+        pending = any(part.missing for part in premises)
+        judged, explained = "not tested" if pending else "not applicable", _no_premise(premises)
     condition = ""
     if judged == "holds in part":
         there = [family for family in statement.on if family not in absent]
@@ -437,9 +453,12 @@ def _classified(part: ClaimPart, level: float, first: float, parts: int, effect:
     return replace(part, detectable=smallest, supports=says)
 
 
-def untested_families(study: ComparableModels, claim: Examined) -> list[str]:
-    """The families that a claim is about and none of its tests uses."""
-    used = {study.tasks[task].family for test in claim.tests for task in test.tasks}
+def untested_families(study: ComparableModels, claim: Examined, parts: Sequence[ClaimPart]) -> list[str]:
+    """The families that a claim is about and none of its tests uses; a test may leave out tasks that are not learnt."""
+    planned = [test.tasks for test in claim.tests]
+    measured = [{task for _, task, *_ in part.key if task} for part in parts]
+    tasks = {task for some in zip(measured, planned, strict=True) for task in some[0] or some[1]}
+    used = {study.tasks[task].family for task in tasks}
     return [family for family in claim.statement.on if family not in used]
 
 
@@ -479,7 +498,7 @@ def _caveats(
     if weak := list(dict.fromkeys(_not_above(claim.tests, evidence))):
         more = f" and {len(weak) - LISTED} more" if len(weak) > LISTED else ""
         yield f"It rests on models that are not above a baseline: {', '.join(weak[:LISTED])}{more}."
-    if absent := untested_families(study, claim):
+    if absent := untested_families(study, claim, parts):
         yield f"No test of the claim is on {listed(absent)}: that part of it is not tested."
     if study.fewer and any(not model.recipe.final for test in claim.tests for model in test.models):
         rates = counted(len(study.fewer.lrs), "learning rate")
@@ -630,11 +649,12 @@ def _expected(test: Contrast, study: ComparableModels, level: float, noise: Nois
         # With several pretraining seeds the values are means of their fine-tunings. Another pretraining seed is
         # assumed to change a score as much as another fine-tuning seed does.
         pretrained, tuned = seeds
-        widened = 1 + 1 / tuned if pretrained > 1 else 1.0
-        n = pretrained if pretrained > 1 else tuned
-        se = math.sqrt(test.quantity.variance(noise, lambda model: n) * widened)
+        several = any(len(model.seeds) > 1 for model in study.models.values())
+        widened, n = (1 + 1 / tuned, pretrained) if several else (1.0, tuned)
+        variance = test.quantity.variance(noise, lambda model: len(model.seeds) if several else tuned)
+        se = math.sqrt(variance * widened)
         cells = len(study.models) * len(study.finetune.lrs) if study.finetune else 0
-        df = n - 1 + min(LENT_DF, cells / 4) if n > 1 else 0.0
+        df = n - 1 + min(LENT_DF, cells / 4) if n > 1 or several else 0.0
         least = detectable_by(se, df, 2 * level)
     wanted = sought(test.paper, test.margin, effect)
     return Expected(

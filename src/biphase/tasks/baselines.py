@@ -16,6 +16,8 @@ from collections.abc import Sequence
 import numpy as np
 
 MOST_TEXTS = 100_000  # training texts, or documents to search; beyond it there is no baseline
+MOST_CHARACTERS = 10**8  # of training texts; from a tenth of it on, only single words are counted
+MOST_WEIGHTS = 2**22  # of a logistic regression: words × labels
 K1, B = 0.9, 0.4  # BM25's parameters, Anserini's defaults
 SCORES = 2**25  # scores held at a time
 WORDS = r"(?u)\b\w+\b"
@@ -25,12 +27,19 @@ def tfidf_labels(
     texts: Sequence[str], labels: Sequence[int], *parts: Sequence[str]
 ) -> list[np.ndarray] | None:
     """Return the labels that a logistic regression on `texts` predicts for each of `parts`; None: too many texts."""
-    if len(texts) > MOST_TEXTS or len(set(labels)) < 2:
+    characters, classes = sum(map(len, texts)), len(set(labels))
+    if len(texts) > MOST_TEXTS or characters > MOST_CHARACTERS or classes < 2:
         return None
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    words = TfidfVectorizer(token_pattern=WORDS, ngram_range=(1, 2), sublinear_tf=True, dtype=np.float32)
+    words = TfidfVectorizer(
+        token_pattern=WORDS,
+        ngram_range=(1, 2 if characters < MOST_CHARACTERS / 10 else 1),
+        max_features=MOST_WEIGHTS // classes,
+        sublinear_tf=True,
+        dtype=np.float32,
+    )
     try:
         counts = words.fit_transform(texts)
     except ValueError:  # no text has a word

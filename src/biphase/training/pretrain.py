@@ -516,10 +516,12 @@ class Pretraining:
     def _taken_over(self, nearest: tuple[int, str] | None) -> LiveModel | None:
         """Return the worker's live model if this job can begin with it at `nearest`; else free its memory."""
         live, self.live = self.live, None
+        self.rope_base = 0.0
         if live is None or nearest is None or live.facts != self._facts():
             return None
-        own = self.run.phase_at(min(nearest[0], self.run.steps - 1)).rope_base
-        if live.rope_base and live.rope_base != own:
+        run, step = self.run, nearest[0]
+        bases = {run.phase_at(min(step, run.steps - 1)).rope_base, step > 0 or run.initial_rope_base}
+        if live.rope_base and bases - {True, live.rope_base}:
             return None
         self.rope_base = live.rope_base
         return live

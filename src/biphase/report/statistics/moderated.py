@@ -55,18 +55,19 @@ class Cells:
     prior_df: Floats  # (…): how much cells resemble each other; small: they differ
 
 
-def seed_values(table: ArrayLike) -> Floats:
-    """The independent values of a table of (pretraining seeds, fine-tuning seeds): one for each pretraining seed.
+def seed_values(table: ArrayLike, *, several: bool | None = None) -> Floats:
+    """The independent values of a table of (pretraining seeds, fine-tuning seeds).
 
-    With several pretraining seeds these are the means of their fine-tunings. With one, the values are its
-    fine-tunings, and whatever is said covers fine-tuning seeds only. Missing scores are NaN and are left out.
+    With `several` pretraining seeds these are the means of their fine-tunings, one for each. With one, the values are
+    its fine-tunings, and whatever is said covers fine-tuning seeds only. None: as the table has it. Missing scores are
+    NaN and are left out.
     """
     scores = np.atleast_2d(np.asarray(table, dtype=np.float64))
     known = np.isfinite(scores)
-    if known.any(axis=1).sum() <= 1:
+    some = known.any(axis=1)
+    if not (some.sum() > 1 if several is None else several):
         return scores[known]
-    some = scores[known.any(axis=1)]
-    return np.nanmean(some, axis=1)
+    return np.nanmean(scores[some], axis=1) if some.any() else scores[known]
 
 
 def cells_of(values: ArrayLike, others: ArrayLike | None = None) -> Cells:

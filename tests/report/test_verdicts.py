@@ -281,6 +281,9 @@ def test_parts_say_which_of_them_failed_or_are_missing(found):
     result = found(three(), noise=0.6)["C13"]
     weak = result.parts[3]
     assert (result.verdict, weak.supports) == ("underpowered", "underpowered")
+    clear = sum(part.supports == "yes" for part in result.parts)
+    assert 0 < clear < 4
+    assert result.condition == f"in {4 - clear} of 4 parts"
     assert f"{weak.detectable:.2f} points" in result.why
     assert weak.detectable > 0.33
     gone = {"squad": (0, 1, 2, 3), "record": (2, 3, 4)}

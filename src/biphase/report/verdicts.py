@@ -416,6 +416,9 @@ def _finding(
         there = [family for family in statement.on if family not in absent]
         known, of = (len(there), len(statement.on)) if absent else (test.known, test.known + test.missing)
         condition = f"on {known} of {of} {'families' if absent else 'parts'}"
+    elif judged in ("no effect found", "underpowered") and any(part.supports == "yes" for part in parts):
+        unclear = sum(part.supports not in ("yes", "missing") for part in parts)
+        condition = f"in {unclear} of {test.known} parts"
     return Finding(
         id=statement.id,
         says=statement.says,

@@ -10,7 +10,7 @@ a function of seed, sample index and position, and a lower masking ratio masks a
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import assert_never
 
@@ -27,48 +27,86 @@ IGNORE = -100
 class Batch:
     """One micro-batch with its labels.
 
-    `label_at` and `labels` list the labelled positions only, so that the head computes no others. Both may be padded
-    (labels with IGNORE) to a fixed length, so that a compiled graph keeps its shapes. `count`, the number of real
-    labels, is known on the host without a device sync.
+    `label_at` and `labels` list the labelled positions only, so that the head computes no others; or all positions in
+    their order, for an objective that labels nearly all. Both may be padded (labels with IGNORE) to a fixed length, so
+    that compiled and captured graphs keep their shapes. `count`, the number of real labels, is known on the host
+    without a device sync.
     """
 
     ids: Tensor  # (B, T) input ids
     positions: Tensor  # (B, T) counted from the start of the chunk
     segments: Tensor | None  # (B, T) number of the chunk or document inside its row; None: whole rows
     boundaries: Tensor | None  # cumulative lengths of all segments of the batch, int32; None: whole rows
-    label_at: Tensor  # (P,) index into the B·T positions
+    label_at: Tensor  # (P,) index into the B·T positions, none twice
     labels: Tensor  # (P,) the token to predict there
     count: int  # labels that are not IGNORE
     causal: bool
     samples: Tensor  # (B,) sample indices, for messages
     steady: bool = False  # every batch of this shape has the same number of segments
+    bounded: bool = False  # the lists of labels have the length that is usual for the objective
+    buffer: Tensor | None = None  # the buffer that the tensors are views of
+
+    @property
+    def graph_key(self) -> Hashable | None:
+        """What a captured step depends on besides the tensors' contents; None: too rare a shape to capture."""
+        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in self.tensors.items())
+        return (self.causal, shapes) if self.bounded and (self.steady or self.boundaries is None) else None
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors that the model reads, by name."""
+        names = ("ids", "positions", "segments", "boundaries", "label_at", "labels")
+        return {name: value for name in names if (value := getattr(self, name)) is not None}
 
     def ready_for(self, device: torch.device) -> Batch:
-        """Return the batch in pinned memory if `device` is a GPU, so that the copy can be asynchronous.
+        """Return the batch in one pinned buffer if `device` is a GPU, so that one asynchronous copy suffices.
 
         Pinning is slow, so a loader thread does it.
         """
-        return self if device.type == "cpu" else self._each(lambda tensor: tensor.pin_memory())
+        return self if device.type == "cpu" else self._within(in_one_buffer([*self.tensors.values()], pinned=True))
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`, without waiting for the copy."""
         if self.ids.device.type == device.type:
             return self
-
-        def copy(tensor: Tensor) -> Tensor:
-            pinned = tensor if tensor.is_pinned() else tensor.pin_memory()
-            return pinned.to(device, non_blocking=True)
-
-        return self._each(copy)
+        ready = self if self.buffer is not None else self.ready_for(device)
+        assert ready.buffer is not None
+        return ready._within(ready.buffer.to(device, non_blocking=True))
 
     def without_labels(self) -> Batch:
         """Return the batch with all labels set to IGNORE: its loss and its gradients are zero."""
-        return replace(self, labels=torch.full_like(self.labels, IGNORE), count=0)
+        return replace(self, labels=torch.full_like(self.labels, IGNORE), count=0, buffer=None)
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
-        """Return the batch with `change` applied to every tensor that the model reads."""
-        tensors = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
-        return replace(self, **{name: change(value) for name, value in tensors.items() if name != "samples"})
+    def _within(self, buffer: Tensor) -> Batch:
+        """Return the batch with its tensors as views of `buffer`, or of a copy of it on another device."""
+        own = self.tensors
+        return replace(self, **dict(zip(own, views_of(buffer, [*own.values()]), strict=True)), buffer=buffer)
+
+
+ALIGNED = 16  # bytes: where a tensor may begin in a buffer
+
+
+def in_one_buffer(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
+    """Copy host tensors into one byte buffer, so that one transfer to the device suffices."""
+    size = sum(_aligned(tensor) for tensor in tensors)
+    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
+    for tensor, view in zip(tensors, views_of(buffer, tensors), strict=True):
+        view.copy_(tensor)
+    return buffer
+
+
+def views_of(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of a buffer made by `in_one_buffer`, each with the shape and dtype of its tensor in `like`."""
+    views, start = [], 0
+    for tensor in like:
+        views.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        start += _aligned(tensor)
+    return views
+
+
+def _aligned(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, rounded up."""
+    return -(-tensor.nbytes // ALIGNED) * ALIGNED
 
 
 # ---------------------------------------------------------------- objectives
@@ -161,12 +199,12 @@ def _replaced(
     return inputs
 
 
-def label_bound(objective: Objective, tokens: int) -> int:
-    """Return an upper bound on the number of labels in `tokens` tokens, exceeded with probability below 10⁻¹⁵.
+def label_bound(objective: Objective, tokens: int, sigmas: int = 8) -> int:
+    """Return a number of labels that `tokens` tokens rarely exceed: with 8 σ never (10⁻¹⁵), with 4 in 3 of 100,000.
 
-    It is mean + 8σ at the highest ratio, rounded up to 128. It is constant over a phase, so that a compiled step keeps
-    its shapes while the masking ratio changes.
+    It is mean + `sigmas` · σ at the highest ratio, rounded up to 128. It is constant over a phase, so that a compiled or
+    captured step keeps its shapes while the masking ratio changes.
     """
     highest = objective.highest_ratio
-    spread = 8 * math.sqrt(tokens * highest * (1 - highest))
+    spread = sigmas * math.sqrt(tokens * highest * (1 - highest))
     return min(tokens, math.ceil((tokens * highest + spread) / 128) * 128)

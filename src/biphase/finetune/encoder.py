@@ -24,8 +24,9 @@ from torch import Tensor, nn
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import literal, load_saved, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, in_one_buffer, pack, views_of
+from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, pack
 from biphase.models.hub import load_tokenizer, refuse_larger
+from biphase.objectives import in_one_buffer, views_of
 from biphase.presets import corpus_of
 from biphase.protocol import FINETUNE_TOKENS, input_length, token_share
 from biphase.records import content_key

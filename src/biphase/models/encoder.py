@@ -114,29 +114,6 @@ class PackedTexts:
         return replace(self, **dict(zip(own, views_of(buffer, list(own.values())), strict=True)))
 
 
-def in_one_buffer(tensors: Sequence[Tensor], *, pinned: bool) -> Tensor:
-    """Copy host tensors into one byte buffer, so that one transfer to the device suffices."""
-    size = sum(_aligned(tensor) for tensor in tensors)
-    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=pinned)
-    for tensor, view in zip(tensors, views_of(buffer, tensors), strict=True):
-        view.copy_(tensor)
-    return buffer
-
-
-def views_of(buffer: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Return views of a buffer made by `in_one_buffer`, each with the shape and dtype of its tensor in `like`."""
-    views, start = [], 0
-    for tensor in like:
-        views.append(buffer[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
-        start += _aligned(tensor)
-    return views
-
-
-def _aligned(tensor: Tensor) -> int:
-    """Return the bytes of a tensor, rounded up."""
-    return -(-tensor.nbytes // ALIGNED) * ALIGNED
-
-
 def pack(texts: Sequence[np.ndarray], *, varlen: bool, pad: int = 0, causal: bool = False) -> PackedTexts:
     """Pack texts, given as ids, into one input; with `varlen`, into one row without padding."""
     lengths = np.fromiter((len(text) for text in texts), np.int64, len(texts))

@@ -27,10 +27,10 @@ IGNORE = -100
 class Batch:
     """One micro-batch with its labels.
 
-    `label_at` and `labels` list the labelled positions only, so that the head computes no others; or all positions in
-    their order, for an objective that labels nearly all. Both may be padded (labels with IGNORE) to a fixed length, so
-    that compiled and captured graphs keep their shapes. `count`, the number of real labels, is known on the host
-    without a device sync.
+    `label_at` and `labels` list the labelled positions, so that the head computes no others. With `fixed`, unlabelled
+    positions (label IGNORE) fill them up to a length that rarely changes, so that compiled and captured graphs keep
+    their shapes; for CLM, which labels nearly all positions, they list all in order. `count`, the number of real
+    labels, is known on the host without a device sync.
     """
 
     ids: Tensor  # (B, T) input ids
@@ -43,14 +43,15 @@ class Batch:
     causal: bool
     samples: Tensor  # (B,) sample indices, for messages
     steady: bool = False  # every batch of this shape has the same number of segments
-    bounded: bool = False  # the lists of labels have the length that is usual for the objective
+    fixed: bool = False  # the lists of labels and boundaries are filled up
     buffer: Tensor | None = None  # the buffer that the tensors are views of
 
     @property
     def graph_key(self) -> Hashable | None:
-        """What a captured step depends on besides the tensors' contents; None: too rare a shape to capture."""
-        shapes = tuple((name, tuple(tensor.shape)) for name, tensor in self.tensors.items())
-        return (self.causal, shapes) if self.bounded and (self.steady or self.boundaries is None) else None
+        """What a captured step depends on besides the tensors' contents; None: the shape varies too much."""
+        if not self.fixed or not (self.steady or self.boundaries is None):
+            return None
+        return self.causal, tuple((name, tuple(tensor.shape)) for name, tensor in self.tensors.items())
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -63,7 +64,11 @@ class Batch:
 
         Pinning is slow, so a loader thread does it.
         """
-        return self if device.type == "cpu" else self._within(in_one_buffer([*self.tensors.values()], pinned=True))
+        return (
+            self
+            if device.type == "cpu"
+            else self._within(in_one_buffer([*self.tensors.values()], pinned=True))
+        )
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on `device`, without waiting for the copy."""
@@ -199,12 +204,15 @@ def _replaced(
     return inputs
 
 
-def label_bound(objective: Objective, tokens: int, sigmas: int = 8) -> int:
-    """Return a number of labels that `tokens` tokens rarely exceed: with 8 σ never (10⁻¹⁵), with 4 in 3 of 100,000.
+SIGMAS = 5  # a batch in 3.5 million has more labels than `label_bound`
 
-    It is mean + `sigmas` · σ at the highest ratio, rounded up to 128. It is constant over a phase, so that a compiled or
-    captured step keeps its shapes while the masking ratio changes.
+
+def label_bound(objective: Objective, tokens: int) -> int:
+    """Return a number of labels that a batch of `tokens` tokens hardly ever exceeds.
+
+    It is mean + 5σ at the highest ratio, rounded up to 128. It is constant over a phase, so that a compiled step keeps
+    its shapes while the masking ratio changes.
     """
     highest = objective.highest_ratio
-    spread = sigmas * math.sqrt(tokens * highest * (1 - highest))
+    spread = SIGMAS * math.sqrt(tokens * highest * (1 - highest))
     return min(tokens, math.ceil((tokens * highest + spread) / 128) * 128)

@@ -159,11 +159,29 @@ def test_labels_point_to_the_true_tokens(stream):
 def test_fixed_shapes_pad_and_never_drop_a_label(stream, monkeypatch, bound):
     if bound:  # more labels than the bound double it
         monkeypatch.setattr("biphase.data.stream.label_bound", lambda objective, tokens: bound)
-    plain, fixed = (stream.batch(MLM(0.4), torch.arange(8), step=0, fixed=fixed) for fixed in (False, True))
-    assert len(fixed.labels) in (32, 64, 128, 256)
-    assert fixed.count == plain.count > 16
+    plain, fixed = (stream.batch(MLM(0.4), torch.arange(64), step=0, fixed=fixed) for fixed in (False, True))
+    assert len(fixed.labels) == 1024
+    assert fixed.count == plain.count > 512
     assert torch.equal(fixed.labels[: fixed.count], plain.labels)
+    assert torch.equal(fixed.label_at[: fixed.count], plain.label_at)
     assert (fixed.labels[fixed.count :] == IGNORE).all()
+    assert len(fixed.label_at.unique()) == len(fixed.label_at), "gradients are copied back, not added"
+
+
+def test_fixed_shapes_list_all_positions_of_a_causal_objective_in_order(stream):
+    plain, fixed = (stream.batch(CLM(), torch.arange(8), step=0, fixed=fixed) for fixed in (False, True))
+    assert torch.equal(fixed.label_at, torch.arange(fixed.ids.numel()))
+    assert torch.equal(fixed.labels[plain.label_at], plain.labels)
+    assert (fixed.labels != IGNORE).sum() == fixed.count == plain.count
+
+
+def test_batches_of_one_shape_share_a_captured_step(stream):
+    def key(objective, first, fixed=True):
+        return stream.batch(objective, torch.arange(first, first + 8), step=0, fixed=fixed).graph_key
+
+    assert key(MLM(0.4), 0) == key(MLM(0.4), 8)
+    assert len({key(CLM(), 0), key(MLM(0.4), 0), key(MLM(0.2), 0)}) == 3
+    assert key(MLM(0.4), 0, fixed=False) is None
 
 
 def test_heldout_rows_and_masks_do_not_depend_on_the_run(shards):

@@ -21,13 +21,11 @@ def meter(**fields):
 
 
 def step(made, number, loss=1.0, bad=0.0):
-    made.step(
-        number, {"rate": 0.1, "samples": (1, 2)}, torch.tensor(loss), torch.tensor(0.5), torch.tensor(bad)
-    )
+    made.step(number, {"rate": 0.1, "samples": (1, 2)}, torch.tensor([loss, 0.5, bad]))
 
 
 def test_steps_are_counted_from_the_root_and_read_in_groups():
-    made = meter(every=3)
+    made = meter(every=3, behind=1)
     for number in range(5):
         step(made, number, loss=float(number))
     assert [line["step"] for line in made.lines] == [101, 102, 103]
@@ -39,7 +37,7 @@ def test_steps_are_counted_from_the_root_and_read_in_groups():
 
 @pytest.mark.parametrize("every", [2, 3, 5])
 def test_the_latest_step_is_left_to_the_device_until_the_end(every):
-    made = meter(every=every, until=20)
+    made = meter(every=every, behind=1, until=20)
     for number in range(19):
         step(made, number, loss=float(number))
         read = len(made.lines)

@@ -150,8 +150,13 @@ class Stream:
             bound = label_bound(objective, ids.numel())
             while bound < count:  # checked on the host before the step, so that no label is dropped
                 bound *= 2
-            label_at = torch.nn.functional.pad(label_at, (0, bound - count))
-            labels = torch.nn.functional.pad(labels, (0, bound - count), value=IGNORE)
+            if bound >= flat.numel():
+                label_at, labels = torch.arange(flat.numel()), flat
+            else:
+                # Distinct positions: the fused path copies gradients back to their tokens instead of adding them.
+                filling = (flat == IGNORE).nonzero().flatten()[: bound - count]
+                label_at = torch.cat([label_at, filling])
+                labels = flat[label_at]
         return Batch(
             ids=inputs.ids,
             positions=positions_of(segments, *ids.shape),
@@ -163,6 +168,7 @@ class Stream:
             causal=inputs.causal,
             samples=samples,
             steady=isinstance(self.packing, Chunks),
+            fixed=fixed,
         )
 
 

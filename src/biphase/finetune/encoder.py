@@ -181,6 +181,11 @@ class TaskBatch:
     buffer: Tensor | None = None  # the buffer that its tensors are views of
 
     @property
+    def graph_key(self) -> int | None:
+        """What a captured step depends on besides the tensors' contents: the width, since graphs belong to a task."""
+        return self.width or None
+
+    @property
     def tensors(self) -> list[Tensor]:
         return [*(tensor for packed in self.inputs for tensor in packed.tensors.values()), self.targets]
 

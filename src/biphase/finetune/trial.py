@@ -31,7 +31,6 @@ import math
 import os
 import shutil
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -56,8 +55,8 @@ from biphase.specs import AdamW, Finetune
 from biphase.store import Store, debris, publish, read_verified, verify, write_json
 from biphase.tasks.encode import Ragged
 from biphase.training.distributed import Ranks, Replicated, seed_device
-from biphase.training.loop import Hooks, LoopStep, PlainStep, Step, StepResult, train
-from biphase.training.optimizer import by_depth, forget, linear_rate, make_capturable, optimizer_state
+from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train
+from biphase.training.optimizer import by_depth, forget, linear_rate, optimizer_state
 from biphase.training.tensors import PendingTensor, Tensors, write
 
 PADDING = 0  # the id that batches are padded with
@@ -239,19 +238,10 @@ def _pending(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
 
 
 # ---------------------------------------------------------------- widths of batches
-# `Buckets` pads batches to a few widths; `Graphs` captures a whole optimizer step once per width and replays it for
+# `Buckets` pads batches to a few widths, so that `Graphs` captures an optimizer step once per width and replays it for
 # every learning rate and seed. The widths depend on the lengths of a task's texts, each about 10% above the one
 # before, so that padding adds about 7% on average. They do not depend on seed or learning rate, so a fine-tuning's
 # result does not depend on what else ran in the process.
-#
-# A step on 32 short texts is hundreds of kernels of a few microseconds each; launching them one by one takes longer
-# than running them, and a graph launches them all at once. It reads and writes the same memory each time. So a batch
-# is copied into the buffer of its width, learning rate and label count are device tensors, and weights, head and
-# optimizer state stay in place from one fine-tuning to the next. Plain steps use the same memory, so both kinds can
-# alternate.
-#
-# Before capture, a step is run `WARM` times so that kernels are compiled and selected. These steps change nothing,
-# because AdamW is told that the gradients are not finite and skips the update.
 
 
 RATIO = 1.1  # of one width to the next smaller
@@ -325,101 +315,6 @@ def _widths(least: int, most: int, longest: int) -> tuple[int, ...]:
     return tuple(reversed(widths))
 
 
-# ---------------------------------------------------------------- graphs
-
-
-WARM = 2  # steps before a capture, without effect
-# Steps queued on the device before the host waits: enough to keep it busy, few enough to stop soon.
-AHEAD = 16
-
-
-@dataclass(frozen=True)
-class Captured:
-    """The graph of one batch width."""
-
-    graph: torch.cuda.CUDAGraph
-    buffer: Tensor  # where the graph reads its batch
-
-
-class Graphs:
-    """The captured steps of one model, optimizer and task."""
-
-    def __init__(self, buckets: Buckets, device: torch.device) -> None:
-        self.buckets, self.device = buckets, device
-        self.captured: dict[int, Captured] = {}  # by width
-        self.full = False  # out of memory for graphs: every step is a plain one
-        self.pool = torch.cuda.graph_pool_handle()  # shared, since no two graphs run at a time
-        self.stream = torch.cuda.Stream(device)
-        # Inputs and outputs of graphs are allocated outside the pool, where no other graph writes.
-        self.labels, self.rate = torch.ones((), device=device), torch.zeros((), device=device)
-        self.outcome = torch.zeros(3, device=device)  # loss, norm, nonfinite
-        self.under_way: deque[torch.cuda.Event] = deque()
-
-    def over(self, plain: PlainStep[TaskBatch]) -> Step[TaskBatch]:
-        """Return a step function that replays a graph if the batch has a width for it, else takes a plain step."""
-
-        def take(micro: list[TaskBatch], labels: int, rate: float) -> StepResult:
-            if len(micro) == 1 and micro[0].width and self._ready(plain, micro[0], labels, rate):
-                return self._replay(micro[0])
-            return plain(micro, labels, rate)
-
-        return take
-
-    def _ready(self, plain: PlainStep[TaskBatch], batch: TaskBatch, labels: int, rate: float) -> bool:
-        """Set the graphs' inputs, and capture a graph of the batch's width if needed; False: no memory for graphs."""
-        self.labels.fill_(max(labels, 1))
-        self.rate.fill_(rate)
-        if self.full or batch.width in self.captured:
-            return not self.full
-        here = torch.cuda.current_stream(self.device)
-        try:
-            self.captured[batch.width] = self._capture(plain, batch)
-        except torch.OutOfMemoryError:
-            # Nothing has changed yet. Graphs keep the memory of a step; without them there is room for a plain one.
-            self.full = True
-            self.captured.clear()
-            plain.optimizer.zero_grad(set_to_none=True)
-            torch.cuda.empty_cache()
-        finally:
-            torch.cuda.set_stream(here)  # a failed capture would leave its own stream set
-        return not self.full
-
-    def _replay(self, batch: TaskBatch) -> StepResult:
-        captured = self.captured[batch.width]
-        assert batch.buffer is not None
-        captured.buffer.copy_(batch.buffer, non_blocking=True)
-        captured.graph.replay()
-        self._wait_for_an_older_one()
-        return StepResult(*self.outcome.clone().unbind())  # a copy, since the next step overwrites it
-
-    def _capture(self, plain: PlainStep[TaskBatch], batch: TaskBatch) -> Captured:
-        there = batch.to(self.device)
-        assert there.buffer is not None
-        here = torch.cuda.current_stream(self.device)
-        self.stream.wait_stream(here)
-        with torch.cuda.stream(self.stream):
-            for _ in range(WARM):
-                self._step(plain, there, idle=True)
-        here.wait_stream(self.stream)
-        graph = torch.cuda.CUDAGraph()
-        # Only this thread must not use the device during capture: a loader's thread may continue pinning memory.
-        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            self._step(plain, there, idle=False)
-        return Captured(graph, there.buffer)
-
-    def _step(self, plain: PlainStep[TaskBatch], batch: TaskBatch, *, idle: bool) -> None:
-        taken = plain([batch], self.labels, self.rate, idle=idle)
-        self.outcome.copy_(torch.stack([taken.loss, taken.norm, taken.nonfinite]))
-
-    def _wait_for_an_older_one(self) -> None:
-        """Wait if the host is more than `AHEAD` steps ahead of the device, so that it can stop in time."""
-        done = torch.cuda.Event(blocking=True)
-        done.record(torch.cuda.current_stream(self.device))
-        self.under_way.append(done)
-        if len(self.under_way) > AHEAD:
-            self.under_way.popleft().synchronize()
-
-
 # ---------------------------------------------------------------- fine-tuning
 
 
@@ -491,12 +386,9 @@ class TaskGrid:
     spec: AdamW
     model: TaskModel
     adam: torch.optim.AdamW
-    graphs: Graphs | None  # None: every step is a plain one
+    graphs: Graphs[TaskBatch] | None  # None: every step is a plain one
+    buckets: Buckets | None  # with graphs only
     rows: TrainedRows | None  # None: the whole embedding is trained
-
-    @property
-    def buckets(self) -> Buckets | None:
-        return self.graphs.buckets if self.graphs else None
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -562,12 +454,11 @@ class FineTuner:
         model = TaskModel(self.encoder, head)
         rows = trained_rows(family, self.encoder) if options.sparse_rows else None
         adam = build_optimizer(model, spec, rows)
-        graphs = None
+        graphs = buckets = None
         allowed = options.graphs and options.varlen and options.device.type == "cuda"
         if allowed and self.encoder.graphable:
-            make_capturable(adam, options.device)
-            graphs = Graphs(buckets_of(family, options), options.device)
-        return TaskGrid(family, spec, model, adam, graphs, rows)
+            graphs, buckets = Graphs(adam, options.device), buckets_of(family, options)
+        return TaskGrid(family, spec, model, adam, graphs, buckets, rows)
 
     def finetune(
         self,

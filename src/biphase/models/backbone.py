@@ -406,6 +406,8 @@ class LanguageModel(nn.Module):
         output, fused = self.output, self.encoder.fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
+        elif len(label_at) == ids.numel():  # all in order
+            rows, head = fused(ids, positions, pattern).flatten(0, 1), self.head_copy.whole
         else:
             rows, head = fused(ids, positions, pattern, only=label_at), self.head_copy.whole
         return cross_entropy_sum(

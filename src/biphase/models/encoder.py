@@ -33,11 +33,11 @@ from biphase.attention import CURRENT_PATTERN, NAME, AttentionPattern, CurrentPa
 from biphase.errors import ModelError, one_line
 from biphase.fast.trunk import FusedTrunk, fp8_refusal, refusal
 from biphase.models import hub as hub_models
+from biphase.objectives import in_one_buffer, views_of
 from biphase.specs import Hub
 
 # Rows are at most as long as the longest text, or this: short texts share rows, but attention stays cheap.
 ROW = 96
-ALIGNED = 16  # bytes: alignment of tensors inside a buffer
 
 
 @dataclass(frozen=True)

@@ -1,12 +1,15 @@
 """The training loop, shared by pretraining and fine-tuning, and the optimizer step it takes.
 
 `PlainStep` goes from micro-batches to new weights without reading from the device or waiting for it. A whole step can
-therefore be captured in a CUDA graph, with the number of labels and the learning rate as device tensors.
+therefore be captured in a CUDA graph, with the number of labels and the learning rate as device tensors. `Graphs` does
+that: a step of a small model is hundreds of kernels of a few microseconds each, and launching them one by one takes
+longer than running them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import deque
+from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Generic, Protocol, Self, TypeVar
@@ -15,16 +18,30 @@ import torch
 from torch import Tensor
 
 from biphase.training.distributed import Gradients, Ranks
-from biphase.training.optimizer import update
+from biphase.training.optimizer import make_capturable, update
 
 
 class MicroBatch(Protocol):
-    """What a step needs of a micro-batch: its number of labels, and a copy on a device."""
+    """What a step needs of a micro-batch."""
 
     @property
-    def count(self) -> int: ...
+    def count(self) -> int:
+        """The number of labels."""
+        ...
 
-    def to(self, device: torch.device) -> Self: ...
+    @property
+    def buffer(self) -> Tensor | None:
+        """The buffer that all its tensors are views of, if there is one."""
+        ...
+
+    @property
+    def graph_key(self) -> Hashable | None:
+        """What a captured step depends on besides the contents of the buffer; None: not to be captured."""
+        ...
+
+    def to(self, device: torch.device) -> Self:
+        """Return a copy on `device`, in one buffer if that is a GPU."""
+        ...
 
 
 class WeightCopies(Protocol):
@@ -46,9 +63,22 @@ Micro = TypeVar("Micro", bound=MicroBatch)
 class StepResult:
     """The outcome of a step, on the device: reading it waits for the device."""
 
-    loss: Tensor  # mean over the labels of all processes
-    norm: Tensor  # gradient norm before clipping
-    nonfinite: Tensor  # 1 if loss or norm was nonfinite and the step was skipped
+    outcome: Tensor  # (3,) loss, norm, nonfinite
+
+    @property
+    def loss(self) -> Tensor:
+        """The mean over the labels of all processes."""
+        return self.outcome[0]
+
+    @property
+    def norm(self) -> Tensor:
+        """The gradient norm before clipping."""
+        return self.outcome[1]
+
+    @property
+    def nonfinite(self) -> Tensor:
+        """1 if loss or norm was nonfinite and the step was skipped."""
+        return self.outcome[2]
 
 
 Step = Callable[
@@ -90,7 +120,117 @@ class PlainStep(Generic[Micro]):
         copied = update(self.optimizer, rate=rate, nonfinite=nonfinite, shrink=shrink, copies=copies)
         if self.model is not None:
             self.model.refresh(copied)
-        return StepResult(loss, norm, nonfinite)
+        return StepResult(torch.stack([loss, norm, nonfinite]))
+
+
+# ---------------------------------------------------------------- graphs
+# A graph reads and writes the same memory each time. So a batch is copied into the buffer that was captured, learning
+# rate and label count are device tensors, and weights and optimizer state stay in place. Plain steps use the same
+# memory, so both kinds can alternate.
+#
+# Before capture, a step is run `WARM` times so that kernels are compiled and selected. These steps change nothing,
+# because AdamW is told that the gradients are not finite and skips the update.
+
+
+WARM = 2  # steps before a capture, without effect
+MOST_CAPTURED = 4  # micro-batches; a step of more keeps the device busy without a graph
+# Steps queued on the device before the host waits: enough to keep it busy, few enough to stop soon.
+AHEAD = 16
+
+
+@dataclass(frozen=True)
+class CapturedStep:
+    """The graph of one shape of step."""
+
+    graph: torch.cuda.CUDAGraph
+    buffers: tuple[Tensor, ...]  # where the graph reads its micro-batches
+
+
+class Graphs(Generic[Micro]):
+    """The captured steps of one model and optimizer, by the keys of their micro-batches."""
+
+    def __init__(self, optimizer: torch.optim.AdamW, device: torch.device) -> None:
+        make_capturable(optimizer, device)
+        self.device = device
+        self.captured: dict[Hashable, CapturedStep] = {}
+        self.full = False  # out of memory for graphs: every step is a plain one
+        self.pool = torch.cuda.graph_pool_handle()  # shared, since no two graphs run at a time
+        self.stream = torch.cuda.Stream(device)
+        # Inputs and outputs of graphs are allocated outside the pool, where no other graph writes.
+        self.labels, self.rate = torch.ones((), device=device), torch.zeros((), device=device)
+        self.outcome = torch.zeros(3, device=device)
+        self.under_way: deque[torch.cuda.Event] = deque()
+
+    def over(self, plain: PlainStep[Micro]) -> Step[Micro]:
+        """Return a step function that replays a graph if the micro-batches have keys, else takes a plain step."""
+
+        def take(micro: list[Micro], labels: int, rate: float) -> StepResult:
+            key = tuple(batch.graph_key for batch in micro)
+            capturable = len(key) <= MOST_CAPTURED and None not in key
+            if capturable and self._ready(plain, key, micro, labels, rate):
+                return self._replay(key, micro)
+            return plain(micro, labels, rate)
+
+        return take
+
+    def _ready(
+        self, plain: PlainStep[Micro], key: Hashable, micro: list[Micro], labels: int, rate: float
+    ) -> bool:
+        """Set the graphs' inputs, and capture a graph for the key if needed; False: no memory for graphs."""
+        self.labels.fill_(max(labels, 1))
+        self.rate.fill_(rate)
+        if self.full or key in self.captured:
+            return not self.full
+        here = torch.cuda.current_stream(self.device)
+        try:
+            self.captured[key] = self._capture(plain, micro)
+        except torch.OutOfMemoryError:
+            # Nothing has changed yet. Graphs keep the memory of a step; without them there is room for a plain one.
+            self.full = True
+            self.captured.clear()
+            plain.optimizer.zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+        finally:
+            torch.cuda.set_stream(here)  # a failed capture would leave its own stream set
+        return not self.full
+
+    def _replay(self, key: Hashable, micro: list[Micro]) -> StepResult:
+        captured = self.captured[key]
+        for buffer, batch in zip(captured.buffers, micro, strict=True):
+            buffer.copy_(_buffer_of(batch), non_blocking=True)
+        captured.graph.replay()
+        self._wait_for_an_older_one()
+        return StepResult(self.outcome.clone())  # a copy, since the next step overwrites it
+
+    def _capture(self, plain: PlainStep[Micro], micro: list[Micro]) -> CapturedStep:
+        there = [batch.to(self.device) for batch in micro]
+        here = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(here)
+        with torch.cuda.stream(self.stream):
+            for _ in range(WARM):
+                self._step(plain, there, idle=True)
+        here.wait_stream(self.stream)
+        graph = torch.cuda.CUDAGraph()
+        # Only this thread must not use the device during capture: a loader's thread may continue pinning memory.
+        with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
+            self._step(plain, there, idle=False)
+        return CapturedStep(graph, tuple(map(_buffer_of, there)))
+
+    def _step(self, plain: PlainStep[Micro], micro: list[Micro], *, idle: bool) -> None:
+        self.outcome.copy_(plain(micro, self.labels, self.rate, idle=idle).outcome)
+
+    def _wait_for_an_older_one(self) -> None:
+        """Wait if the host is more than `AHEAD` steps ahead of the device, so that it can stop in time."""
+        done = torch.cuda.Event(blocking=True)
+        done.record(torch.cuda.current_stream(self.device))
+        self.under_way.append(done)
+        if len(self.under_way) > AHEAD:
+            self.under_way.popleft().synchronize()
+
+
+def _buffer_of(batch: MicroBatch) -> Tensor:
+    assert batch.buffer is not None, "a batch with a key is in one buffer"
+    return batch.buffer
 
 
 # ---------------------------------------------------------------- loop
@@ -140,9 +280,7 @@ def train(
         labels, stop, lost, save = ranks.sum(own, hooks.stop(), hooks.lost(), ranks.first and hooks.save())
         result = step(micro, labels, rate(number))
         done = LoopStep(
-            result.loss,
-            result.norm,
-            result.nonfinite,
+            result.outcome,
             step=number,
             rate=rate(number),
             labels=labels,

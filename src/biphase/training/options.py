@@ -68,6 +68,7 @@ class RuntimeOptions:
     checkpoint_steps: int = 0  # steps between checkpoints; 0: by time
     checkpoint_seconds: float = 600.0
     compiled: bool | None = None  # torch.compile; None: on CUDA if our own kernels do not support the model
+    graphs: bool = True  # capture steps as CUDA graphs where our own kernels compute them
     deterministic: bool = False  # bitwise reproducible on a GPU too; slower
     sharding: Sharding = Sharding()
     recompute: bool = False  # activation checkpointing: recompute activations in the backward pass

@@ -59,7 +59,7 @@ from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
 from biphase.training.distributed import Placed, Ranks, Replicated, place
-from biphase.training.loop import Hooks, LoopStep, PlainStep, train
+from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train
 from biphase.training.options import RuntimeOptions
 
 
@@ -177,12 +177,13 @@ def heldout_losses(
     mine = share(0, rows, ranks.rank, ranks.world)
     losses = {}
     for objective in objectives:
-        total = torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=ranks.device)
         count = 0
-        for samples in mine.split(micro_rows) if len(mine) else ():
+        parts = mine.split(micro_rows) if len(mine) else ()
+        for samples in parts:
             batch = stream.batch(objective, samples, step=0, fixed=fixed)
             with autocast():
-                total += loss_sum(batch.to(ranks.device)).cpu()
+                total += loss_sum(batch.to(ranks.device))
             count += batch.count
         if together:
             passes = passes_of(rows, ranks.world, micro_rows)
@@ -199,11 +200,34 @@ def heldout_losses(
 # ---------------------------------------------------------------- metrics
 
 
-class Meter:
-    """Collects the metrics of one training job: JSON lines, TensorBoard if installed, and a line on the terminal.
+# Steps. Both together are more than `loop.AHEAD` steps, so what is read has been computed.
+READ_EVERY, BEHIND = 10, 8
 
-    Losses stay on the device for several steps and are read together, so that the device does not wait for the host.
+
+class Outcome:
+    """Loss, gradient norm and nonfinite flag of a step, on their way to the host.
+
+    The copy is queued behind the step, into pinned memory. Reading waits for this step alone; a copy that is queued
+    when it is read would wait for all steps queued before it, and the device would then wait for the host.
     """
+
+    def __init__(self, outcome: Tensor) -> None:
+        self.event: torch.cuda.Event | None = None
+        self.values = outcome
+        if outcome.is_cuda:
+            self.values = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
+            self.values.copy_(outcome, non_blocking=True)
+            self.event = torch.cuda.Event(blocking=True)
+            self.event.record(torch.cuda.current_stream(outcome.device))
+
+    def read(self) -> list[float]:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.values.tolist()
+
+
+class Meter:
+    """Collects the metrics of one training job: JSON lines, TensorBoard if installed, and a line on the terminal."""
 
     def __init__(
         self,
@@ -214,7 +238,8 @@ class Meter:
         until: int,
         tokens_per_step: int,
         flops_per_token: float | None = None,
-        every: int = 1,  # steps between reads of the device
+        every: int = 1,  # steps between reads
+        behind: int = 0,  # steps left queued on the device while the host reads
         lines: list[dict[str, Any]] | None = None,
         nonfinite_in_a_row: int = 0,
         board: Path | None = None,
@@ -225,8 +250,8 @@ class Meter:
         self.lines = list(lines or [])
         self.title, self.origin, self.first, self.until = title, origin, first, until
         self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
-        self.behind = 1 if every > 1 else 0  # steps left queued on the device while the host reads
-        self.waiting: list[tuple[int, dict[str, Any], Tensor, Tensor, Tensor]] = []
+        self.behind = behind
+        self.waiting: list[tuple[int, dict[str, Any], Outcome]] = []
         self.nonfinite_in_a_row = nonfinite_in_a_row
         self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
         self.last_skipped: dict[str, Any] = {}
@@ -241,17 +266,17 @@ class Meter:
         self.rate = math.nan
         self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
 
-    def step(self, step: int, facts: dict[str, Any], loss: Tensor, norm: Tensor, nonfinite: Tensor) -> None:
-        """Record one step; the device is read every `every` steps."""
-        self.waiting.append((step, facts, loss.detach(), norm.detach(), nonfinite))
+    def step(self, step: int, facts: dict[str, Any], outcome: Tensor) -> None:
+        """Record one step with its loss, gradient norm and nonfinite flag; they are read every `every` steps."""
+        self.waiting.append((step, facts, Outcome(outcome.detach())))
         if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
             self.flush(but=0 if step + 1 == self.until else self.behind)
 
     def flush(self, *, but: int = 0) -> None:
-        """Read the recorded steps from the device, except the last `but`, which it may still be computing."""
+        """Read the recorded steps, except the last `but`, which the device may still be computing."""
         ready = self.waiting[: len(self.waiting) - but]
-        read = torch.stack([torch.stack(tensors) for _, _, *tensors in ready]).tolist() if ready else []
-        for (step, facts, *_), (loss, norm, nonfinite) in zip(ready, read, strict=True):
+        for step, facts, outcome in ready:
+            loss, norm, nonfinite = outcome.read()
             line: dict[str, Any] = {
                 "step": self.origin + step + 1,
                 "loss": _number(loss),
@@ -393,6 +418,7 @@ class LiveModel:
     placed: Placed
     rope_base: float  # 0: the model's own
     key: str  # "": equal to no checkpoint in the store
+    graphs: Graphs[Batch] | None  # captured steps; they read weights and optimizer state where these are
 
     @property
     def bytes(self) -> int:
@@ -426,6 +452,7 @@ class Pretraining:
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # 0: the model's own
+        self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)
         self.loaded = False
 
@@ -441,6 +468,8 @@ class Pretraining:
         self.store.refuse_debris(self.store.checkpoints / self.key)  # before the work rather than after it
         lines = self._load_nearest()
         self._adopt_arithmetic()
+        if self.graphs is None and self._capturable():
+            self.graphs = Graphs(self.placed.optimizer, ranks.device)
         self.saver = Saver(self.store, ranks, self.model, self.placed, job=self.key)
         self.saver.remove_leftovers()
         self.meter = Meter(
@@ -450,7 +479,8 @@ class Pretraining:
             until=self.target,
             tokens_per_step=run.batch_tokens,
             flops_per_token=self.flops_per_token,
-            every=1 if ranks.device.type == "cpu" else 10,
+            every=1 if ranks.device.type == "cpu" else READ_EVERY,
+            behind=0 if ranks.device.type == "cpu" else BEHIND,
             lines=lines,
             nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
             board=self.options.board if ranks.first else None,
@@ -486,6 +516,8 @@ class Pretraining:
             else:
                 loaded = checkpoint.load_weights(store, key, self.model)
             self.placed = live.placed if live else place(self.model, run, ranks, self.options)
+            if unchanged and live:
+                self.graphs = live.graphs
             if not unchanged:
                 self.placed.optimizer.state.clear()
                 if keeps:
@@ -535,12 +567,19 @@ class Pretraining:
         if self.ranks.world > 1 or not self.published:
             return None
         key = self.key if self.saver.published == self.key else ""
-        return LiveModel(self._facts(), self.model, self.placed, self.rope_base, key)
+        return LiveModel(self._facts(), self.model, self.placed, self.rope_base, key, self.graphs)
+
+    def _capturable(self) -> bool:
+        """Return whether steps can be captured as CUDA graphs: on one GPU, by kernels that need nothing of the host."""
+        one_gpu = self.ranks.world == 1 and self.ranks.device.type == "cuda"
+        return one_gpu and self.options.graphs and self.model.encoder.graphable
 
     def _set_rope_base(self, base: float) -> None:
         if base and base != self.rope_base:
             set_rope_base(self.model.model, base)
             self.rope_base = base
+            if self.graphs:
+                self.graphs.captured.clear()  # they read the rotations of the former base
 
     def _begin_step(self, step: int) -> None:
         """Set the rope base of step `step`'s phase; called before each step, changes it where a phase begins."""
@@ -589,6 +628,7 @@ class Pretraining:
             self._autocast,
             self.model,
         )
+        self.model.refresh()  # a captured step does not look whether weights were loaded
         hooks = Hooks(
             after=(
                 self._count,
@@ -604,7 +644,7 @@ class Pretraining:
         )
         try:
             train(
-                step,
+                self.graphs.over(step) if self.graphs else step,
                 batches,
                 first=self.progress.step,
                 rate=self.run.learning_rate,
@@ -631,10 +671,13 @@ class Pretraining:
             self.ranks.rank,
             self.ranks.world,
         )
+        # A ratio that follows a schedule would fill up to its highest, so its steps are not captured.
+        captured = self.graphs is not None and not phase.objective.restarts
+        fixed = self.placed.path == "compiled" or captured
         batches = [
-            self.stream.batch(
-                phase.objective, part, step=step - phase.first, fixed=self.placed.path == "compiled"
-            ).ready_for(self.ranks.device)
+            self.stream.batch(phase.objective, part, step=step - phase.first, fixed=fixed).ready_for(
+                self.ranks.device
+            )
             for part in samples.split(self.micro_rows)
         ]
         if self.placed.sharded:  # all processes must gather weights equally often
@@ -646,8 +689,9 @@ class Pretraining:
         return distributed.autocast(self.ranks.device, self.run.precision)
 
     def _loss_sum(self, batch: Batch) -> torch.Tensor:
-        # Seed dropout by the sample index, so that a resumed run drops the same units.
-        distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
+        # Seed dropout by the sample index, so that a resumed run drops the same units. The fused path has no dropout.
+        if self.placed.path != "fused":
+            distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
         return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
     def _due(self) -> bool:
@@ -684,7 +728,7 @@ class Pretraining:
             first,
             self.progress.next_sample - 1,
         ]  # over all processes; kept only for skipped steps
-        self.meter.step(done.step, facts, done.loss, done.norm, done.nonfinite)
+        self.meter.step(done.step, facts, done.outcome)
         if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
             last = self.meter.last_skipped
             raise TrainingError(

@@ -1,0 +1,154 @@
+"""On a CUDA device: pretraining steps as graphs are the steps taken one kernel at a time, also after a kill."""
+
+import pytest
+import torch
+
+from biphase import CLM, MLM, WSD, Chunks, Linear, Pretrain, Rows, Size, Stage
+from biphase.data.shards import Shards
+from biphase.store import Store
+from biphase.study.plan import identities
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import Pretraining
+
+pytestmark = pytest.mark.gpu
+CUDA = torch.device("cuda")
+SMALL = Size("small", layers=2, hidden=128, heads=2, kv_heads=2, ffn=256)
+CHUNKS = Chunks(128)
+TWO_STAGES = (Stage(CLM(), 60), Stage(MLM(0.4), 60))
+
+
+def run_of(corpus, packing=CHUNKS, stages=TWO_STAGES, **fields):
+    defaults = {
+        "schedule": WSD(1e-3, 5, 10),
+        "precision": "bf16",
+        "heldout_every": 50,
+        "batch_tokens": 16 * 128,
+    }
+    return Pretrain("run", start=SMALL, corpus=corpus, packing=packing, stages=stages, **(defaults | fields))
+
+
+def job_of(run, step, store, live=None, **options):
+    job = Pretraining(
+        run,
+        step,
+        store=store,
+        shards=Shards.open(next(store.shards.iterdir())),
+        identities=identities(store),
+        ranks=Ranks(0, 1, CUDA),
+        needed=set,
+        flops_per_token=1.0,
+        options=RuntimeOptions(quiet=True, **options),
+        live=live,
+    )
+    job.train()
+    return job
+
+
+@pytest.fixture
+def stores(tmp_path, shards):
+    """Makes stores with the same tokens."""
+
+    def make(name):
+        store = Store(tmp_path / name)
+        store.shards.mkdir(parents=True)
+        (store.shards / shards.name).symlink_to(shards)
+        return store
+
+    return make
+
+
+def losses(job):
+    return torch.tensor([line["loss"] for line in job.meter.lines if "loss" in line])
+
+
+def weights(job):
+    return {name: tensor.cpu() for name, tensor in job.model.state_dict().items()}
+
+
+def same_bits(one, other):
+    mine, theirs = weights(one), weights(other)
+    return all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+
+@pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)
+@pytest.mark.parametrize("micro_rows", [16, 8])
+def test_captured_steps_have_the_losses_and_labels_of_plain_ones(corpus, stores, packing, micro_rows):
+    run = run_of(corpus, packing)
+    captured = job_of(run, 120, stores("graphs"), micro_rows=micro_rows)
+    plain = job_of(run, 120, stores("plain"), micro_rows=micro_rows, graphs=False)
+    assert len(captured.graphs.captured) == 2, "one graph for each objective"
+    assert plain.graphs is None
+    counts = [[line["labels"] for line in job.meter.lines if "labels" in line] for job in (captured, plain)]
+    assert counts[0] == counts[1]
+    apart = (losses(captured) - losses(plain)).abs()
+    assert apart[:5].max() < 0.005, "the first steps differ by rounding alone"
+    assert apart.max() < 0.1
+    heldout = [
+        [line["heldout"] for line in job.meter.lines if "heldout" in line][-1] for job in (captured, plain)
+    ]
+    assert heldout[0] == pytest.approx(heldout[1], abs=0.05)
+
+
+def test_a_captured_step_never_sees_a_former_batch(corpus, stores):
+    """Cuts and masks differ in every step: with those of the first batch losses would leave the plain ones at once."""
+    run = run_of(corpus, stages=(Stage(MLM(0.4), 12),), schedule=WSD(1e-9, 0, 0))
+    captured = losses(job_of(run, 12, stores("graphs")))
+    plain = losses(job_of(run, 12, stores("plain"), graphs=False))
+    assert plain.std() > 0.003, "batches differ"
+    assert (captured - plain).abs().max() < 0.002
+
+
+@pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)
+def test_a_stopped_and_resumed_run_ends_in_the_same_bits(corpus, stores, packing):
+    run = run_of(corpus, packing)
+    whole = job_of(run, 120, stores("whole"), deterministic=True)
+    store, taken = stores("cut"), []
+
+    def stop():
+        taken.append(None)
+        return len(taken) in (31, 31 + 47)  # in either phase
+
+    for _ in range(3):
+        cut = job_of(run, 120, store, stop=stop, deterministic=True)
+    assert cut.progress.step == 120
+    assert torch.equal(losses(cut), losses(whole))
+    assert same_bits(cut, whole)
+
+
+def test_a_job_goes_on_with_the_graphs_of_the_live_model(corpus, stores):
+    run = run_of(corpus, stages=(Stage(MLM(0.4), 80),))
+    store = stores("live")
+    first = job_of(run, 40, store, deterministic=True)
+    graphs = dict(first.graphs.captured)
+    second = job_of(run, 80, store, live=first.live_model(), deterministic=True)
+    assert dict(second.graphs.captured) == graphs, "captured anew"
+    other = stores("loaded")
+    job_of(run, 40, other, deterministic=True)
+    assert same_bits(second, job_of(run, 80, other, deterministic=True))
+
+
+def test_a_branch_from_an_earlier_checkpoint_does_not_replay_steps_of_later_weights(corpus, stores):
+    trunk = run_of(corpus, stages=(Stage(CLM(), 60),), keep=(30,))
+    branch = run_of(corpus, stages=(Stage(CLM(), 30), Stage(MLM(0.4), 30)), schedule=trunk.schedule)
+    store = stores("live")
+    job_of(trunk, 30, store, deterministic=True)
+    end = job_of(trunk, 60, store, deterministic=True)
+    live = job_of(branch, 60, store, live=end.live_model(), deterministic=True)
+    other = stores("alone")
+    assert torch.equal(losses(live), losses(job_of(branch, 60, other, deterministic=True)))
+
+
+def test_a_new_rope_base_is_read_by_captured_steps(corpus, stores):
+    stages = (Stage(MLM(0.4), 20), Stage(MLM(0.4), 20, rope_base=500.0))
+    run = run_of(corpus, stages=stages)
+    captured, plain = job_of(run, 40, stores("graphs")), job_of(run, 40, stores("plain"), graphs=False)
+    assert captured.graphs.captured
+    assert (losses(captured) - losses(plain)).abs().max() < 0.02
+
+
+def test_documents_and_scheduled_ratios_are_not_captured(corpus, stores):
+    documents = job_of(run_of(corpus, Rows(128, document_mask=True)), 20, stores("documents"))
+    assert not documents.graphs.captured
+    scheduled = run_of(corpus, stages=(Stage(MLM(Linear(0.4, 0.2, 15)), 20),))
+    assert not job_of(scheduled, 20, stores("scheduled")).graphs.captured

@@ -17,7 +17,7 @@ from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.finetune.trial import Checkpoints, FineTuner, Graphs, batches_of, buckets_of, score
+from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, buckets_of, score
 from biphase.models.backbone import from_scratch
 from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
@@ -146,11 +146,11 @@ def test_graphs_and_plain_steps_mix_at_will(name, reading):
     some, spec = family(name, reading), spec_of(name)
     bench = bench_of()
     bench.finetune(some, spec, lr=RATE, seed=2)
-    graphs = bench.grid.graphs
-    widths = graphs.buckets.widths
+    buckets = bench.grid.buckets
+    widths = buckets.widths
     assert len(widths) > 1
-    graphs.buckets = replace(graphs.buckets, widths=widths[: len(widths) // 2])
-    whole = [batches_of(some, step, 1, bench.options, graphs.buckets) for step in range(STEPS)]
+    bench.grid = replace(bench.grid, buckets=replace(buckets, widths=widths[: len(widths) // 2]))
+    whole = [batches_of(some, step, 1, bench.options, bench.grid.buckets) for step in range(STEPS)]
     ways = [len(micro) == 1 and micro[0].width > 0 for micro in whole]
     assert 3 < sum(ways) < STEPS - 3
     mixed = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])

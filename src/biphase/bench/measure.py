@@ -55,7 +55,7 @@ from biphase.tasks.encode import Ragged, Tokenization
 from biphase.tasks.load import Examples
 from biphase.training import distributed, optimizer
 from biphase.training.distributed import Ranks, Replicated
-from biphase.training.loop import Hooks, PlainStep, train
+from biphase.training.loop import Graphs, Hooks, PlainStep, train
 
 READY = 3  # steps after which everything is compiled, captured and cached
 
@@ -418,14 +418,15 @@ class PretrainingSide:
         self.adam = optimizer.build(model, AdamW())
         self.stream, self.objective = stream_of(case), objective_of(case)
         self.varlen = varlen_works(device, case.precision)
+        captures = device.type == "cuda" and model.encoder.graphable
+        self.graphs: Graphs[Batch] | None = Graphs(self.adam, device) if captures else None
 
     def batches(self, step: int) -> list[Batch]:
         """The micro-batches of a step."""
         rows = self.case.rows * self.case.micro_batches
+        fixed = self.path == "compiled" or self.graphs is not None
         return [
-            self.stream.batch(self.objective, samples, step=step, fixed=self.path == "compiled").ready_for(
-                self.device
-            )
+            self.stream.batch(self.objective, samples, step=step, fixed=fixed).ready_for(self.device)
             for samples in (torch.arange(rows) + step * rows).split(self.case.rows)
         ]
 
@@ -434,14 +435,16 @@ class PretrainingSide:
 
     def streamed(self, steps: int, after: Callable[[], None]) -> None:
         """Train steps as a run does, with data from the stream."""
-        self._train(load_ahead(self.batches, 0, steps, loaders=1), after)
+        self._train(load_ahead(self.batches, 0, steps, loaders=1), after, self.graphs)
 
-    def kept(self, steps: int, after: Callable[[], None]) -> None:
-        """Train the same step repeatedly, with its data on the device."""
+    def kept(self, steps: int, after: Callable[[], None], *, captured: bool = True) -> None:
+        """Train the same step repeatedly, with its data on the device; not `captured`: one kernel at a time."""
         same = [batch.to(self.device) for batch in self.batches(0)]
-        self._train((same for _ in range(steps)), after)
+        self._train((same for _ in range(steps)), after, self.graphs if captured else None)
 
-    def _train(self, batches: Iterable[list[Batch]], after: Callable[[], None]) -> None:
+    def _train(
+        self, batches: Iterable[list[Batch]], after: Callable[[], None], graphs: Graphs[Batch] | None
+    ) -> None:
         ranks = Ranks(0, 1, self.device)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         autocast = partial(distributed.autocast, self.device, self.case.precision)
@@ -449,7 +452,8 @@ class PretrainingSide:
             self.adam, self.loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model
         )
         hooks = Hooks(after=(lambda done: after(),))
-        train(step, batches, first=0, rate=lambda step: RATE, ranks=ranks, hooks=hooks)
+        taken = graphs.over(step) if graphs else step
+        train(taken, batches, first=0, rate=lambda step: RATE, ranks=ranks, hooks=hooks)
 
 
 Profiled = Callable[[dict[str, float]], None]  # receives the ms of a step by kind of kernel
@@ -472,7 +476,9 @@ def measure_pretraining(
             timing = replace(timing, idle=max(0.0, 1 - without_waiting / timing.seconds))
         if profile is not None:
             vocab = padded_vocab(case.vocab, device.type)
-            profile(breakdown(lambda: side.kept(PROFILED, lambda: None), device, vocab=vocab))
+            # One kernel at a time, since kernels in a graph have no shapes.
+            run = partial(side.kept, PROFILED, lambda: None, captured=False)
+            profile(breakdown(run, device, vocab=vocab))
     return timing
 
 

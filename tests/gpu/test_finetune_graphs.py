@@ -24,6 +24,7 @@ from biphase.presets import CORPORA
 from biphase.store import Store
 from biphase.tasks.encode import Tokenization
 from biphase.tasks.load import load
+from biphase.training.loop import Graphs
 from biphase.training.optimizer import linear_rate
 
 pytestmark = pytest.mark.gpu

@@ -10,6 +10,7 @@ a step waits for the host or the device; and the bytes, the causal share and the
 
 import json
 import math
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from biphase.errors import SpecError, StoreError
 from biphase.store import Store, with_checksum
 from biphase.study import devices
 from biphase.study.costs import shape_of_size
-from biphase.study.devices import FORM, SHIPPED, at_hand, device_named, fit, speeds_of
+from biphase.study.devices import SHIPPED, at_hand, device_named, fit
 
 VOCAB = 128_256
 MACHINES = {
@@ -135,7 +136,7 @@ def errors(truth, speeds):
 def test_what_was_not_measured_is_predicted_within_15_percent(name):
     truth, found = Truth(**MACHINES[name]), []
     for seed in range(20):
-        speeds = speeds_of(fit(bench(truth, seed)), "bf16")
+        speeds = fit(bench(truth, seed))
         found += [(abs(error), what, seed) for what, error in errors(truth, speeds).items()]
     beyond = [one for one in found if one[0] > 0.15]
     assert len(beyond) <= 0.01 * len(found), beyond
@@ -144,13 +145,9 @@ def test_what_was_not_measured_is_predicted_within_15_percent(name):
 
 def test_what_was_measured_is_followed_closely_and_the_worst_is_told():
     cases = bench(Truth(), seed=0)
-    model = fit(cases)
-    assert json.loads(json.dumps(model)) == model
-    assert model["form"] == FORM
-    found = model["precisions"]["bf16"]
-    assert found["measured"] == {"pretrain": 6, "finetune": 6, "score": 2}
-    assert all(error < 0.06 for error in found["worst"].values())
-    speeds = speeds_of(model, "bf16")
+    speeds = fit(cases)
+    assert speeds.measured == {"pretrain": 6, "finetune": 6, "score": 2}
+    assert all(error < 0.06 for error in speeds.worst.values())
     shape = shape_of_size(SIZES["210m"], VOCAB)
     said = speeds.step(shape, Chunks(2048), 24_576, causal=False, labelled=0.4)
     assert said == pytest.approx(cases[0]["seconds"], rel=0.06)
@@ -159,17 +156,16 @@ def test_what_was_measured_is_followed_closely_and_the_worst_is_told():
 def test_speeds_are_never_negative_and_few_cases_stay_plausible():
     truth = Truth()
     for seed in range(5):
-        cases = bench(truth, seed, noise=0.3)  # a machine that was busy with something else
-        found = fit(cases)["precisions"]["bf16"]
-        assert min(min(found[side].values()) for side in ("base", "finetune", "score")) >= 0
-    speeds = speeds_of(fit(bench(truth, 0)[:1]), "bf16")
+        busy = fit(bench(truth, seed, noise=0.3))  # a machine that was busy with something else
+        assert min(*busy.base.values(), *busy.finetune.values(), *busy.score.values()) >= 0
+    speeds = fit(bench(truth, 0)[:1])
     shape = shape_of_size(SIZES["1b"], VOCAB)
     said = speeds.step(shape, Chunks(2048), 24_576, causal=False, labelled=0.4)
     assert said == pytest.approx(truth.pretrain("1b", "mlm", 0.4, "chunks", 2048, 12), rel=0.3)
 
 
 def test_a_step_of_many_micro_batches_pays_for_one_update():
-    speeds = speeds_of(fit(bench(Truth(), 0, noise=0)), "bf16")
+    speeds = fit(bench(Truth(), 0, noise=0))
     shape = shape_of_size(SIZES["210m"], VOCAB)
     one, many = (speeds.step(shape, Chunks(2048), 24_576 * n, causal=False, labelled=0.4) for n in (1, 100))
     update = 30 * shape.parameters * speeds.base["bytes"]
@@ -177,34 +173,20 @@ def test_a_step_of_many_micro_batches_pays_for_one_update():
 
 
 def test_weights_in_bf16_are_updated_in_half_the_time():
-    speeds = speeds_of(fit(bench(Truth(), 0)), "bf16")
+    speeds = fit(bench(Truth(), 0))
     shape = shape_of_size(SIZES["210m"], VOCAB)
     pure, mixed = (speeds.tuning_step(shape, 400, 32, precision=one) for one in ("pure-bf16", "bf16"))
     assert 0.5 * mixed < pure < 0.85 * mixed
 
 
-def test_each_precision_is_fitted_by_itself_and_others_are_not_known():
-    fast, slow = bench(Truth(), 0), bench(Truth(peak=50e12), 0)
-    model = fit([*fast, *({**case, "precision": "fp32"} for case in slow)])
-    shape = shape_of_size(SIZES["610m"], VOCAB)
-    took = {}
-    for precision in ("bf16", "fp32"):
-        speeds = speeds_of(model, precision)
-        took[precision] = speeds.step(shape, Chunks(2048), 24_576, causal=True, labelled=1)
-    assert took["fp32"] > 5 * took["bf16"]
-    assert model["precisions"]["bf16"] == fit(fast)["precisions"]["bf16"]
-    assert speeds_of(model, "fp8") is None
-
-
 def test_a_kind_that_was_not_measured_is_not_offered():
     cases = bench(Truth(), 0)
-    alone = {
-        kind: speeds_of(fit([c for c in cases if c["kind"] == kind]), "bf16")
-        for kind in ("pretrain", "finetune")
-    }
-    assert [set(speeds.measured) for speeds in alone.values()] == [{"pretrain"}, {"finetune"}]
+    pretraining, finetuning = (
+        fit([case for case in cases if case["kind"] == kind]) for kind in ("pretrain", "finetune")
+    )
+    assert (set(pretraining.measured), set(finetuning.measured)) == ({"pretrain"}, {"finetune"})
     shape = shape_of_size(SIZES["210m"], VOCAB)
-    assert alone["finetune"].tuning_step(shape, 32 * 40, 32) == pytest.approx(
+    assert finetuning.tuning_step(shape, 32 * 40, 32) == pytest.approx(
         Truth().finetune("210m", 32, 32 * 40), rel=0.1
     )
 
@@ -224,41 +206,25 @@ CASE = {
 }  # fmt: skip
 
 
-def device(folder, name, **change):
-    folder.mkdir(parents=True, exist_ok=True)
+def device(folder, precision="bf16", **change):
+    (folder / "fast").mkdir(parents=True, exist_ok=True)
+    cases = [CASE | {"precision": precision}]
     facts = {
-        "device": "NVIDIA Fast", "name": name, "date": "2026-11-15T10:00:00", "versions": {"torch": "2.11.0+cu130"},
-        "cases": [CASE], "model": fit([CASE]),
+        "device": "NVIDIA Fast", "date": "2026-11-15T10:00:00", "versions": {"torch": "2.11.0+cu130"},
+        "cases": cases, "speeds": asdict(fit(cases)),
     }  # fmt: skip
-    (folder / f"{name}.json").write_text(json.dumps(with_checksum(facts | change)))
+    (folder / "fast" / f"{precision}.json").write_text(json.dumps(with_checksum(facts | change)))
 
 
-def test_a_measured_device_of_the_store_replaces_the_shipped_one(tmp_path):
+def test_a_measured_precision_of_the_store_replaces_the_shipped_one(tmp_path):
     store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
-    device(shipped, "fast", device="shipped")
+    for precision in ("bf16", "fp8"):
+        device(shipped, precision, date="2025-01-01", versions={"torch": "2.9"})
+    device(store.root / "devices")
     found = device_named("fast", store, shipped)
-    assert (found.title, found.origins["bf16"].shipped) == ("shipped", True)
-    device(store.root / "devices", "fast")
-    found = device_named("fast", store, shipped)
-    assert (found.title, found.origins["bf16"].shipped, found.when(["bf16"])) == (
-        "NVIDIA Fast", False, "measured 2026-11-15, torch 2.11.0",
-    )  # fmt: skip
-    assert found.model == fit([CASE])
-
-
-def test_missing_precisions_come_from_the_shipped_device(tmp_path):
-    store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
-    ours, theirs, fp8 = CASE, CASE | {"seconds": 0.5}, CASE | {"precision": "fp8", "seconds": 0.05}
-    both = [theirs, fp8]
-    device(shipped, "fast", cases=both, model=fit(both), date="2025-01-01", versions={"torch": "2.9"})
-    device(store.root / "devices", "fast", cases=[ours], model=fit([ours]))
-    found = device_named("fast", store, shipped)
-    assert found.title == "NVIDIA Fast"
-    assert found.model == fit([ours, fp8])
-    assert {precision: origin.shipped for precision, origin in found.origins.items()} == {
-        "bf16": False,
-        "fp8": True,
-    }
+    assert {name: each.shipped for name, each in found.measurements.items()} == {"bf16": False, "fp8": True}
+    assert found.speeds("bf16") == fit([CASE])
+    assert found.speeds("fp32") is None
     assert found.when(["fp8"]) == "measured 2025-01-01, torch 2.9"
     assert found.when(["bf16", "fp8"]) == (
         "measured bf16 2026-11-15, torch 2.11.0; fp8 2025-01-01, torch 2.9"
@@ -268,44 +234,45 @@ def test_missing_precisions_come_from_the_shipped_device(tmp_path):
 def test_an_unmeasured_device_has_its_peak_and_an_unknown_one_is_refused(tmp_path):
     store = Store(tmp_path / "store")
     assert device_named("a100", store, tmp_path) is None
-    device(store.root / "devices", "b200")
-    with pytest.raises(SpecError, match=r"'b20'.*'b200'"):
-        device_named("b20", store, tmp_path)
-    for odd in ("../devices/b200", "", "*"):
+    device(store.root / "devices")
+    with pytest.raises(SpecError, match=r"'fst'.*'fast'"):
+        device_named("fst", store, tmp_path)
+    for odd in ("../devices/fast", "", "*"):
         with pytest.raises(SpecError, match="no device"):
             device_named(odd, store, tmp_path)
 
 
-@pytest.mark.parametrize("model", [None, {"form": 0}, {}])
-def test_a_model_of_another_version_is_fitted_again_from_the_cases(tmp_path, model):
+def test_speeds_of_another_version_are_fitted_again_from_the_cases(tmp_path):
     store = Store(tmp_path)
-    device(store.root / "devices", "fast", model=model)
-    found = device_named("fast", store)
-    assert found.model == fit([CASE])
+    device(store.root / "devices", speeds={"form": 0})
+    assert device_named("fast", store).speeds("bf16") == fit([CASE])
 
 
 @pytest.mark.parametrize(
     "change",
     [
-        {"model": None, "cases": []}, {"model": None, "cases": None}, {"date": "x", "versions": {}},
-        {"model": {"form": 1, "precisions": {"bf16": {}}}}, {"model": None, "cases": [{"kind": "pretrain"}]},
+        {"speeds": {}, "cases": []}, {"speeds": {}, "cases": None}, {"date": "x", "versions": {}},
+        {"speeds": {"form": 1, "base": {}}}, {"speeds": {}, "cases": [{"kind": "pretrain"}]}, "{",
     ],
 )  # fmt: skip
 def test_a_damaged_device_file_is_refused(tmp_path, change):
     store = Store(tmp_path)
-    device(store.root / "devices", "fast", **change)
-    with pytest.raises(StoreError, match=r"fast\.json .*biphase bench scale --save"):
-        device_named("fast", store)
-    (tmp_path / "devices" / "fast.json").write_text("{")
-    with pytest.raises(StoreError, match=r"fast\.json"):
+    device(store.root / "devices", **({} if change == "{" else change))
+    if change == "{":
+        (tmp_path / "devices" / "fast" / "bf16.json").write_text(change)
+    with pytest.raises(StoreError, match=r"bf16\.json .*biphase bench scale --save"):
         device_named("fast", store)
 
 
 def test_shipped_devices_can_be_read(tmp_path):
-    for path in SHIPPED.glob("*.json"):
-        found = device_named(path.stem, Store(tmp_path))
-        assert found.model["precisions"].keys() == found.origins.keys()
-        assert all(origin.shipped for origin in found.origins.values())
+    names = {path.parent.name for path in SHIPPED.glob("*/*.json")}
+    assert "h200" in names
+    for name in names:
+        found = device_named(name, Store(tmp_path))
+        for precision, each in found.measurements.items():
+            assert each.shipped
+            assert {case["precision"] for case in each.cases} == {each.speeds.precision} == {precision}
+            assert each.speeds.base == pytest.approx(fit(each.cases).base)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -34,7 +34,7 @@ from biphase.store import Store, publish, with_checksum
 from biphase.study import devices
 from biphase.study.costs import shape_of, shape_of_size
 from biphase.study.describe import plan_json, summary
-from biphase.study.devices import Origin, PricedDevice, fit, speeds_of
+from biphase.study.devices import Measurement, PricedDevice, fit
 from biphase.study.ledger import finetunings
 from biphase.study.many_gpus import (
     INTERCONNECTS,
@@ -61,10 +61,15 @@ CASES = [
     OF | {"kind": "finetune", "batch": 32, "tokens": 32 * 180, "seconds": 0.014},
     OF | {"kind": "score", "tokens_per_second": 1.5e6},
 ]
-FAST = PricedDevice(
-    "fast", "NVIDIA Fast", fit(CASES), {"bf16": Origin("2026-11-15", "2.11.0", shipped=False)}
-)
-SPEEDS = speeds_of(FAST.model, "bf16")
+SPEEDS = fit(CASES)
+
+
+def fast(speeds=SPEEDS):
+    measured = Measurement("NVIDIA Fast", "2026-11-15", "2.11.0", False, tuple(CASES), speeds)
+    return PricedDevice("fast", {"bf16": measured})
+
+
+FAST = fast()
 
 
 def run(name, *stages, start=SIZES["210m"], **fields):
@@ -86,9 +91,10 @@ def tuning(*tasks, of=ONE, **fields):
 
 
 def store_with(folder, cases=CASES, name="fast"):
-    (folder / "devices").mkdir(parents=True)
+    (folder / "devices" / name).mkdir(parents=True)
     told = {"device": "NVIDIA Fast", "date": "2026-11-15", "versions": {"torch": "2.11.0"}, "cases": cases}
-    (folder / "devices" / f"{name}.json").write_text(json.dumps(with_checksum(told | {"model": fit(cases)})))
+    file = folder / "devices" / name / "bf16.json"
+    file.write_text(json.dumps(with_checksum(told | {"speeds": asdict(fit(cases))})))
     return Store(folder)
 
 
@@ -171,7 +177,7 @@ def model_folder(folder):
 
 def test_doubts_and_upper_bounds_are_said(tmp_path):
     busy = [CASES[0], CASES[0] | {"seconds": 0.3}, *CASES[2:]]
-    made = price(plan_of(ONE), replace(FAST, model=fit(busy)))
+    made = price(plan_of(ONE), fast(fit(busy)))
     (note,) = made.notes
     assert all(fact in note for fact in ("contradict", "fast", "biphase bench scale --save"))
     assert made.priced
@@ -300,7 +306,7 @@ def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(ve
     assert {grid["task"] for grid in told["prices"]["grids"]} == {"sst2"}
     _, out, _ = verb(*typed, "a100")
     assert all(fact in out for fact in ("a100 at 40%", f"biphase bench scale --store {store} --save"))
-    (tmp_path / "store" / "devices" / "fast.json").write_text("{")
+    (tmp_path / "store" / "devices" / "fast" / "bf16.json").write_text("{")
     for name, fact in (("fast", f"biphase bench scale --store {store} --save"), ("fst", "'fast'")):
         code, _, err = verb(*typed, name)
         assert code == 2

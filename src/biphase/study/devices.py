@@ -303,6 +303,10 @@ class PricedDevice:
     name: str
     measurements: dict[str, Measurement]  # by precision
 
+    @property
+    def title(self) -> str:
+        return next(each.title for each in self.measurements.values())
+
     def speeds(self, precision: str) -> Speeds | None:
         """Return the speeds in this precision, or None if it was not measured."""
         measurement = self.measurements.get(precision)

@@ -105,14 +105,13 @@ class Bill:
         """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
         if self.machine is None:
             return None
-        measured = {name: self.machine.measurements[name] for name in self.precisions}
         origins = {
             name: {"date": each.date, "torch": each.torch, "shipped": each.shipped}
-            for name, each in measured.items()
+            for name, each in self.machine.measurements.items()
+            if name in self.precisions
         }
-        title = next((each.title for each in self.machine.measurements.values()), "")
         return {
-            "measured": {"device": title, "precisions": origins},
+            "measured": {"device": self.machine.title, "precisions": origins},
             "pretraining_hours": self.pretraining(),
             "finetuning_hours": self.finetuning(self.grids),
             "pretraining_hours_left": self.pretraining(left),

@@ -48,9 +48,7 @@ def test_examine_a_working_machine(tmp_path):
     assert len(found) == len(diagnoses), "no name twice"
     for name in ("python", "torch", "transformers", "tiktoken", "safetensors", "pyarrow", "store"):
         assert found[name].ok is True, found[name]
-    assert {"gpu", "cpu", "compiler", "hub", "disk", "attempts", "built-in corpus", "tensorboard"} <= set(
-        found
-    )
+    assert {"gpu", "cpu", "compiler", "hub", "disk", "attempts", "tensorboard"} <= set(found)
     assert "pytest" not in found
     assert not (tmp_path / "store").exists(), "examine changes nothing"
     for diagnosis in diagnoses:
@@ -172,15 +170,6 @@ def test_the_hub_is_reached_refused_silent_or_offline(monkeypatch):
         assert time.monotonic() - began < 1.0
     (diagnosis,) = doctor.check_hub()
     assert (diagnosis.ok, here in diagnosis.detail) == (None, True)
-
-
-def test_missing_assets_are_named(tmp_path):
-    (diagnosis,) = doctor.check_assets(tmp_path)
-    assert diagnosis.ok is False
-    assert "corpus.jsonl.zst" in diagnosis.detail
-    for name in ("corpus.jsonl.zst", "heldout.jsonl.zst"):
-        (tmp_path / name).write_bytes(b"x" * 1_000_000)
-    assert doctor.check_assets(tmp_path) == [Diagnosis("built-in corpus", True, "2.0 MB")]
 
 
 def test_an_existing_store_is_tested_and_left_unchanged(tmp_path):

@@ -13,23 +13,6 @@ from faults.tiny import write_study
 
 # ---------------------------------------------------------------- study files: what is written in place of what
 
-STUDIES = {
-    "not Python": ("clm = run", "clm = = run"),
-    "an error of Python": ("clm = run(", "clm = 1 / 0 or run("),
-    "an exit": ("clm = run(", "raise SystemExit(0)\nclm = run("),
-    "no study": ("study = Study(", "other = Study("),
-    "an import that is absent": ("from biphase import", "import nowhere_to_be_found\nfrom biphase import"),
-    "a null byte": ("clm = run(", "\0clm = run("),
-    "a field misspelt": ("batch_tokens=256", "batch_token=256"),
-    "a rate that is no number": ("peak=3e-3", "peak=float('nan')"),
-    "a warmup beyond the run": ("warmup=2", "warmup=2000"),
-    "a name with a slash": ('Study("faults"', 'Study("../faults"'),
-    "a tokenizer that is a number": ("BPE(320)", "320"),
-    "a protocol nobody knows": ('protocol="standard"', 'protocol="usual"'),
-    "a corpus that is absent": ("text/train.jsonl", "text/nowhere.jsonl"),
-    "held-out text that is absent": ('heldout="heldout.jsonl"', 'heldout="nowhere.jsonl"'),
-    "a column that is absent": ('"{text}"', '"{words}"'),
-}
 
 # ---------------------------------------------------------------- files beside the study: what they hold instead
 
@@ -118,16 +101,6 @@ def refused(verb, tmp_path):
         return lines[0]
 
     return typed
-
-
-@pytest.mark.parametrize("case", STUDIES)
-def test_a_wrong_study_is_refused(case, folder, refused):
-    study = folder / "study.py"
-    text = study.read_text()
-    old, new = STUDIES[case]
-    assert old in text
-    study.write_text(text.replace(old, new))
-    refused("run", study, "--quiet")
 
 
 @pytest.mark.parametrize("case", FILES)

@@ -20,7 +20,7 @@ from biphase.data.tokenize import tokenize
 from biphase.errors import StoreError
 from biphase.leases import Leases
 from biphase.records import KEY_LENGTH
-from biphase.store import Store, read_checked, verify
+from biphase.store import Store, verify
 from biphase.study.ledger import finetunings
 
 EVERY = [(kind, damage, seed) for kind in KINDS for damage, seed in TRIES]
@@ -129,20 +129,6 @@ def named(place: Place, shown: str) -> bool:
     return str(place.path) in shown or (len(key) == KEY_LENGTH and key[:6] in shown)
 
 
-def test_a_flipped_bit_of_a_file_with_a_checksum_is_detected(calm, tmp_path):
-    whole = calm.store.studies / "faults" / "plan.json"
-    content, path = read_checked(whole), tmp_path / "plan.json"
-    detected = 0
-    for seed in range(300):
-        path.write_bytes(whole.read_bytes())
-        hurt(path, "flipped", seed)
-        try:
-            assert read_checked(path) == content  # a bit between two values
-        except StoreError:
-            detected += 1
-    assert detected > 250
-
-
 # ---------------------------------------------------------------- folders under other keys
 
 
@@ -217,25 +203,6 @@ def test_a_folder_under_another_key_is_named_and_not_used(calm, said, truth, tmp
     assert all(after[name] == result for name, result in calm.ended.items() if name in after)
     status = json.loads(said("status", calm.study, "--store", store.root, "--json")[1])
     assert untrue(numbers(status), truth["status"]) == {}
-
-
-def test_a_trunk_swapped_with_a_result_is_refused_and_not_trained_on(calm, said, tmp_path):
-    store = calm.copied(tmp_path / "store")
-    plan = half_done(calm.study, store)
-    trunk, end = (job.key for job in plan.path(plan.results["clm"])[-2:])
-    _swap(store.checkpoints / trunk, store.checkpoints / end)
-    before = {path.name for path in store.checkpoints.iterdir()}
-    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    assert code == 1
-    assert f"{store.checkpoints / trunk} holds" in out
-    assert f"rm -r {store.checkpoints / trunk}" in out
-    assert {path.name for path in store.checkpoints.iterdir()} == before
-    code, out, err = said("export", end[:8], tmp_path / "model", "--store", store.root)
-    assert code == 2
-    assert str(store.checkpoints / end) in err
-    _swap(store.checkpoints / trunk, store.checkpoints / end)  # back, as the line says too
-    assert said("run", calm.study, "--store", store.root, "--quiet")[0] == 0
-    assert ended(store.root) == calm.ended
 
 
 # ---------------------------------------------------------------- a trunk that a branch begins from
@@ -334,55 +301,3 @@ def test_a_damaged_unfinished_corpus_gives_the_same_shards(
 
 # ---------------------------------------------------------------- exported models
 # They have no manifest, since other tools write and read them too. Their content is part of the key instead.
-
-MODEL_FILES = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-MODELS = [(name, *way) for name in MODEL_FILES for way in TRIES]
-MODELS_FEW = [
-    ("config.json", "cut", 0),
-    ("model.safetensors", "flipped", 0),
-    ("tokenizer.json", "emptied", 0),
-]
-
-
-@pytest.fixture(scope="module")
-def exported(calm, tmp_path_factory):
-    """The study's end as a folder, and the store of its evaluation."""
-    from typer.testing import CliRunner
-
-    from biphase.cli import app
-
-    folder = tmp_path_factory.mktemp("exported") / "model"
-    key = plan_of(calm.study, calm.store).results["on"]
-    done = CliRunner().invoke(app, ["export", key, str(folder), "--store", str(calm.store.root)])
-    assert done.exit_code == 0, done.output
-    return folder
-
-
-@pytest.fixture
-def evaluated(calm, verb):
-    """Return the trials of an evaluation by their keys, or None if it was refused."""
-
-    def typed(folder, store):
-        tasks = calm.study.parent / "tasks" / "beasts"
-        words = ["--tasks", tasks, "--lrs", "1e-3", "--seeds", "0", "--steps", "2"]
-        code, out, err = verb("evaluate", folder, *words, "--quiet", "--store", store)
-        assert "Traceback" not in out + err
-        assert code in (0, 1, 2)
-        if code:
-            assert str(folder) in out + err, "it is named"
-            return None
-        found = (store / "trials").glob("*/trial.json")
-        return {path.parent.name: json.loads(path.read_text())["scores"] for path in found}
-
-    return typed
-
-
-@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(MODELS_FEW, MODELS))
-def test_a_damaged_model_is_refused_or_has_another_key(exported, evaluated, tmp_path, name, damage, seed):
-    folder = tmp_path / "model"
-    shutil.copytree(exported, folder)
-    whole = evaluated(folder, tmp_path / "whole")
-    assert whole is not None
-    hurt(folder / name, damage, seed)
-    for key, scores in (evaluated(folder, tmp_path / "hurt") or {}).items():
-        assert whole.get(key, scores) == scores, "another model has another key"

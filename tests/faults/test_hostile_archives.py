@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -12,16 +11,12 @@ from typing import Any
 import pytest
 from faults.kinds import plan_of
 
-from biphase import Retrieve
-from biphase.errors import StoreError
 from biphase.export.card import grids_of
-from biphase.records import encode
 from biphase.specs.tasks import RANGES
-from biphase.store import MANIFEST, Store, publish, with_checksum
-from biphase.study import archive as archive_module
-from biphase.study.archive import PLAN_ENTRY, Archive, ArchiveEntry, as_json, check, pack, write_archive
-from biphase.study.ledger import finetunings, latest, live_file
-from biphase.study.plan import identities, needed_jobs
+from biphase.store import MANIFEST
+from biphase.study.archive import PLAN_ENTRY, Archive, ArchiveEntry, as_json, pack, write_archive
+from biphase.study.ledger import finetunings
+from biphase.study.plan import identities
 
 JUNK = [
     "", "text", "0.5", 37.0, -5, -1, 0, 1e308, 10**30, True, None, [], [1], {}, {"a": {"b": 1}}, "f" * 32, "../x",
@@ -147,21 +142,6 @@ def test_more_lines_than_a_run_has_steps_are_refused(verb, packed, tmp_path):
 # ---------------------------------------------------------------- what is in the store already
 
 
-def files_in(place: Path) -> dict[str, bytes]:
-    return {
-        path.name: path.read_bytes() for path in place.iterdir() if path.is_file() and path.name != MANIFEST
-    }
-
-
-def put(store: Store, content: dict[str, bytes], place: Path) -> None:
-    """Metadata with fitting hashes, as an earlier version merged it or a hand wrote it."""
-    store.discard(place)
-    with store.attempt("test") as built:
-        for name, one in content.items():
-            (built / name).write_bytes(one)
-        publish(built, place)
-
-
 def check_read(calm, verb, folder: Path, kind: str, name: str, seed: int) -> None:
     """Metadata that is not as it should be counts as missing, wherever it is read."""
     store = calm.copied(folder / "store")
@@ -190,64 +170,6 @@ def test_no_metadata_ends_a_verb_in_a_traceback(calm, verb, tmp_path, kind, name
         check_read(calm, verb, tmp_path / str(seed), kind, name, seed)
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("metrics.jsonl", {"heldout": [1, 2]}),
-        ("metrics.jsonl", {"heldout": {"clm": "low"}}),
-        ("checkpoint.json", {"epochs": "half"}),
-        ("checkpoint.json", {"progress": {"step": 6, "next_sample": 1, "seconds": 1, "machine": {"device": {}}}}),
-        ("trial.json", {"metric": "luck"}),
-        ("trial.json", {"seconds": {"train": "long"}}),
-    ],
-)  # fmt: skip
-def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_path, name, change):
-    store = calm.copied(tmp_path / "store")
-    key = plan_of(calm.study, store).results["two"]
-    place = min(store.trials.iterdir()) if name == "trial.json" else store.checkpoints / key
-    files = files_in(place)
-    if name == "metrics.jsonl":
-        lines = [json.loads(line) for line in files[name].splitlines()]
-        lines = [line | change if "heldout" in line else line for line in lines]
-        files[name] = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-    else:
-        files[name] = as_json(json.loads(files[name]) | change)
-    put(store, files, place)
-    code, out, _ = verb("status", calm.study, "--store", store.root)
-    assert code == 0
-    assert str(place / name) in out
-    told = json.loads(verb("status", calm.study, "--store", store.root, "--json")[1])
-    failed = [job["key"] for job in told["jobs"] if job["error"]]
-    assert place.name in (*told["damaged"], *failed)
-    code, out, _ = verb("run", calm.study, "--store", store.root, "--quiet")
-    assert code == 1
-    assert str(place / name) in out
-
-
-def of_another_family(content: bytes) -> bytes:
-    about = json.loads(content)
-    about["task"]["form"] = encode(Retrieve())
-    about["metric"] = "ndcg@10"
-    about["scores"] = {part: {"ndcg@10": 0.99} for part in about["scores"]}
-    return as_json(about)
-
-
-def test_a_trial_of_another_family_is_neither_merged_nor_shown(calm, verb, packed, tmp_path):
-    trial = next(name for name in packed if name.endswith("trial.json"))
-    odd = of_another_family(packed[trial])
-    files = {name: one for name, one in packed.items() if not name.startswith(trial.rpartition("/")[0])}
-    file = archive(files | {f"metadata/{trial}": odd}, tmp_path / "x.tar.zst")
-    code, _, err = verb("ledger", "merge", file, "--store", tmp_path / "new")
-    assert code == 2
-    assert "metric" in err
-    store = calm.copied(tmp_path / "store")
-    put(store, {"trial.json": odd}, store.trials / trial.split("/")[-2])
-    code, out, _ = verb("status", calm.study, "--store", store.root)
-    assert code == 0
-    assert "ndcg@10" in out
-    assert "99.00" not in out
-
-
 def test_the_plan_of_an_archive_is_made_again_from_its_study(verb, packed, tmp_path):
     """Other studies keep what a plan of the store needs: what it says must be true."""
     said = json.loads(packed[PLAN_ENTRY])
@@ -261,15 +183,6 @@ def test_the_plan_of_an_archive_is_made_again_from_its_study(verb, packed, tmp_p
     assert kept["jobs"] == json.loads(packed[PLAN_ENTRY])["jobs"]
 
 
-def test_a_plan_that_is_none_is_named(tmp_path):
-    store = Store(tmp_path)
-    (store.studies / "x").mkdir(parents=True)
-    path = store.studies / "x" / "plan.json"
-    path.write_bytes(as_json(with_checksum({"jobs": [{"key": "a", "steps": "zz"}]})))
-    with pytest.raises(StoreError, match=str(path)):
-        needed_jobs(store)
-
-
 def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
@@ -279,22 +192,3 @@ def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):
     (store.trials / of_others.key / "trial.json").write_text("{")
     (store.trials / f"{of_others.key}.bak").mkdir()
     assert len(grids_of(model, store)) == before > 0
-
-
-def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
-    store = calm.copied(tmp_path / "store")
-    plan = plan_of(calm.study, store)
-    state = next(iter(plan.jobs.values()))
-    path = live_file(plan, store, state.key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
-    assert latest(plan, store, state) == ""
-
-
-def test_what_a_reader_would_not_take_is_not_packed(calm, tmp_path, monkeypatch):
-    monkeypatch.setitem(archive_module.LARGEST, "predictions.safetensors", 10)
-    plan = plan_of(calm.study, calm.store)
-    made = pack(plan, calm.store, identities(calm.store), tmp_path / "x.tar.zst")
-    assert made.scores < made.scores_planned
-    assert any("predictions.safetensors" in one for one in made.left_out)
-    check(tmp_path / "x.tar.zst")

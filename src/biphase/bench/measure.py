@@ -184,7 +184,7 @@ def breakdown(run: Callable[[], object], device: torch.device, steps: int) -> di
     """Profile `run`, which executes `steps` steps; return the ms of one step by kind of kernel, the largest first."""
     run()  # warm up
     wait(device)
-    with torch.profiler.profile() as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:  # without it, torch warns
         run()
         wait(device)
     kinds: dict[str, float] = defaultdict(float)

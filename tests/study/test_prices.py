@@ -43,8 +43,6 @@ from biphase.study.many_gpus import (
     collectives,
     has_own_kernels,
     memory,
-    outlook,
-    shardings,
 )
 from biphase.study.plan import make_plan
 from biphase.study.prices import TRIAL_SECONDS, bill, elapsed, left_of, price
@@ -417,26 +415,6 @@ def test_groups_inside_a_machine_are_faster_than_those_between():
     assert rate(4, 2) == pytest.approx(joined.inside)
     assert rate(16, 1) == pytest.approx(8 * joined.between), "a ring leaves a machine by all of its links"
     assert rate(2, 8) == pytest.approx(joined.between)
-
-
-def test_a_step_is_never_shorter_than_its_parts_and_efficiency_falls():
-    joined, before = INTERCONNECTS["h100"], 2.0
-    for gpus in (1, 8, 64, 192):
-        rows = 1152 // gpus
-        way = shardings(gpus, 8)[0]
-        one = outlook(load(rows=rows, micro=min(rows, 12)), way, gpus, joined, rows * 0.005, 1152 * 0.005)
-        assert one.seconds >= one.computing
-        assert one.efficiency <= before
-        before = one.efficiency
-    assert before < 1
-
-
-def test_a_model_without_kernels_of_ours_is_compiled_either_way():
-    joined = INTERCONNECTS["h100"]
-    ours, other = (outlook(load(own=own), ALONE, 1, joined, 1.0, 1.0) for own in (True, False))
-    assert other.computing > ours.computing
-    assert other.efficiency == ours.efficiency == 1
-    assert other.bytes > ours.bytes - memory(load(), ALONE)["copies"]
 
 
 PAPER = "studies/paper.py"

@@ -5,14 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from faults.tiny import write_study
-
-# ---------------------------------------------------------------- study files: what is written in place of what
-
 
 # ---------------------------------------------------------------- files beside the study: what they hold instead
 
@@ -34,19 +29,11 @@ FILES: dict[str, tuple[str, bytes]] = {
     "task rows without a bottom": ("tasks/beasts/train.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n"),
 }
 
-# ---------------------------------------------------------------- flags and keys
+# ---------------------------------------------------------------- flags and keys; others are in tests/cli/test_verbs.py
 
 FLAGS: dict[str, list[str]] = {
-    "a study that is absent": ["plan", "{folder}/nowhere.py"],
     "a study that is a folder": ["plan", "{folder}"],
-    "a study that is no study": ["plan", "{folder}/text/train.jsonl"],
-    "no results of that name": ["run", "{study}", "--only", "nothing*"],
-    "a time that is none": ["run", "{study}", "--for", "soon"],
-    "a checkpoint that is never": ["run", "{study}", "--checkpoint", "never"],
     "a wait that is no time": ["stop", "{study}", "--wait", "long"],
-    "a device nobody knows": ["plan", "{study}", "--device", "abacus"],
-    "no verb of that name": ["runn", "{study}"],
-    "no option of that name": ["run", "{study}", "--fastest"],
     "loaders below nothing": ["run", "{study}", "--loaders", "-1"],
     "no processes": ["run", "{study}", "--processes", "0"],
     "a port too high": ["report", "{study}", "--watch", "--port", "99999"],
@@ -58,10 +45,7 @@ FLAGS: dict[str, list[str]] = {
     "tasks nobody knows": ["evaluate", "{folder}/model", "--tasks", "nothing"],
     "rates that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--lrs", "fast"],
     "seeds that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--seeds", "x-y"],
-    "a corpus nobody knows": ["tokenize", "nothing"],
     "a home of nobody": ["tokenize", "~nobody-of-this-name/text", "--tokenizer", "bpe:300"],
-    "a corpus without a tokenizer": ["tokenize", "{folder}/text/train.jsonl"],
-    "a tokenizer of no size": ["tokenize", "{folder}/text/train.jsonl", "--tokenizer", "bpe:many"],
     "a ledger that is none": ["ledger", "merge", "{study}"],
     "a ledger that is absent": ["ledger", "merge", "{folder}/nowhere.tar.zst"],
     "a pack into nowhere": ["ledger", "pack", "{study}", "{folder}/nowhere/file.tar.zst"],
@@ -116,7 +100,7 @@ def test_wrong_options_are_refused(case, folder, refused):
     refused(*(word.format(folder=folder, study=folder / "study.py") for word in FLAGS[case]))
 
 
-# ---------------------------------------------------------------- model folders and tokenizers
+# ---------------------------------------------------------------- model folders
 
 TENSORS = struct.pack("<Q", 2) + b"{}"
 
@@ -142,15 +126,6 @@ MODELS: dict[str, dict[str, bytes]] = {
     "weights with a header without a bottom": _model(BERT, struct.pack("<Q", 99_999) + b"[" * 99_999),
     "weights of another model": _model(BERT),
 }
-TOKENIZERS: dict[str, bytes] = {
-    "no JSON": b"{",
-    "a list": b"[]",
-    "no model": b"{}",
-    "an empty one": b"",
-    "a model nobody knows": b'{"version": "1.0", "model": {"type": "Magic"}}',
-    "words without an end": b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
-    "no bottom": b"[" * 100_000,
-}
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -163,12 +138,3 @@ def test_a_wrong_model_is_refused(case, folder, refused):
         "evaluate", model, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1"
     )
     assert str(model) in line
-
-
-@pytest.mark.parametrize("case", TOKENIZERS)
-def test_a_wrong_tokenizer_is_refused(case, folder, refused):
-    place: Callable[[str], Path] = (folder / "words").joinpath
-    (folder / "words").mkdir()
-    place("tokenizer.json").write_bytes(TOKENIZERS[case])
-    line = refused("tokenize", folder / "text" / "train.jsonl", "--tokenizer", folder / "words")
-    assert str(folder / "words") in line

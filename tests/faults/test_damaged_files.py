@@ -6,7 +6,6 @@ import csv
 import json
 import random
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -203,101 +202,3 @@ def test_a_folder_under_another_key_is_named_and_not_used(calm, said, truth, tmp
     assert all(after[name] == result for name, result in calm.ended.items() if name in after)
     status = json.loads(said("status", calm.study, "--store", store.root, "--json")[1])
     assert untrue(numbers(status), truth["status"]) == {}
-
-
-# ---------------------------------------------------------------- a trunk that a branch begins from
-
-TRUNK_FILES = (
-    "checkpoint.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "manifest.json",
-)
-TRUNK_FEW = [("checkpoint.json", "flipped", 0), ("manifest.json", "cut", 0)]
-TRUNK = [(name, *way) for name in TRUNK_FILES for way in TRIES]
-
-
-@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(TRUNK_FEW, TRUNK))
-def test_a_damaged_trunk_is_named_and_not_trained_again(calm, said, tmp_path, name, damage, seed):
-    store = calm.copied(tmp_path / "store")
-    plan = plan_of(calm.study, store)
-    path = [job.key for job in plan.path(plan.results["two"])]
-    shared = {job.key for job in plan.path(plan.results["clm"])}
-    trunk, branch = [key for key in path if key in shared][-1], [key for key in path if key not in shared]
-    for key in branch:
-        shutil.rmtree(store.checkpoints / key)
-    file = store.checkpoints / trunk / name
-    before = file.read_bytes()
-    hurt(file, damage, seed)
-    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    if file.is_file() and file.read_bytes() == before:
-        return  # a bit of an empty file
-    assert code == 1
-    assert str(store.checkpoints / trunk) in out
-    assert not [key for key in branch if (store.checkpoints / key).exists()], "nothing is trained without it"
-    shutil.rmtree(store.checkpoints / trunk)
-    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    assert code == 0, out + err
-    assert ended(store.root) == calm.ended, "held-out losses too"
-
-
-# ---------------------------------------------------------------- unfinished corpora
-
-UNFINISHED_FILES = (
-    "journal.json", "tokenizer/manifest.json", "tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json",
-    "build/train-00000.bin", "build/train-00001.bin", "build/heldout-00000.bin",
-)  # fmt: skip
-UNFINISHED = [(name, *way) for name in UNFINISHED_FILES for way in TRIES]
-UNFINISHED_FEW = [(name, *TRIES[2 + place % 4]) for place, name in enumerate(UNFINISHED_FILES)]
-SHARD_TOKENS = 4_000
-
-
-def tokenized(corpus, store: Store, report: Callable[[str], None] = lambda text: None) -> Path:
-    return tokenize(corpus, store, report=report, processes=1, shard_tokens=SHARD_TOKENS)
-
-
-class Ended(Exception):
-    """Like a kill: what was written stays."""
-
-
-@pytest.fixture(scope="module")
-def unfinished(corpus, tmp_path_factory):
-    """A store with an attempt that ended after its training text was written."""
-    store = Store(tmp_path_factory.mktemp("unfinished"))
-    shown: list[str] = []
-
-    def report(text: str) -> None:
-        shown.append(text)
-        if sum("MB of text" in one for one in shown) == 2:
-            raise Ended
-
-    with pytest.raises(Ended):
-        tokenized(corpus, store, report)
-    return store
-
-
-@pytest.fixture(scope="module")
-def whole(corpus, tmp_path_factory):
-    return verify(tokenized(corpus, Store(tmp_path_factory.mktemp("whole"))))
-
-
-@pytest.mark.parametrize(
-    ("name", "damage", "seed"), campaign_but([(None, "", 0), *UNFINISHED_FEW], [(None, "", 0), *UNFINISHED])
-)
-def test_a_damaged_unfinished_corpus_gives_the_same_shards(
-    corpus, unfinished, whole, tmp_path, name, damage, seed
-):
-    shutil.copytree(unfinished.root, tmp_path / "store")
-    store = Store(tmp_path / "store")
-    (attempt,) = store.attempts.iterdir()
-    printed: list[str] = []
-    if name:
-        hurt(attempt / name, damage, seed)
-    assert verify(tokenized(corpus, store, printed.append)) == whole
-    assert name or any("going on" in text for text in printed), "undamaged, it is resumed"
-    assert not list(store.attempts.iterdir())
-
-
-# ---------------------------------------------------------------- exported models
-# They have no manifest, since other tools write and read them too. Their content is part of the key instead.

@@ -202,3 +202,40 @@ def test_a_folder_under_another_key_is_named_and_not_used(calm, said, truth, tmp
     assert all(after[name] == result for name, result in calm.ended.items() if name in after)
     status = json.loads(said("status", calm.study, "--store", store.root, "--json")[1])
     assert untrue(numbers(status), truth["status"]) == {}
+
+
+# ---------------------------------------------------------------- a trunk that a branch begins from
+
+TRUNK_FILES = (
+    "checkpoint.json",
+    "metrics.jsonl",
+    "model.safetensors",
+    "optimizer.safetensors",
+    "manifest.json",
+)
+TRUNK_FEW = [("checkpoint.json", "flipped", 0), ("manifest.json", "cut", 0)]
+TRUNK = [(name, *way) for name in TRUNK_FILES for way in TRIES]
+
+
+@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(TRUNK_FEW, TRUNK))
+def test_a_damaged_trunk_is_named_and_not_trained_again(calm, said, tmp_path, name, damage, seed):
+    store = calm.copied(tmp_path / "store")
+    plan = plan_of(calm.study, store)
+    path = [job.key for job in plan.path(plan.results["two"])]
+    shared = {job.key for job in plan.path(plan.results["clm"])}
+    trunk, branch = [key for key in path if key in shared][-1], [key for key in path if key not in shared]
+    for key in branch:
+        shutil.rmtree(store.checkpoints / key)
+    file = store.checkpoints / trunk / name
+    before = file.read_bytes()
+    hurt(file, damage, seed)
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    if file.is_file() and file.read_bytes() == before:
+        return  # a bit of an empty file
+    assert code == 1
+    assert str(store.checkpoints / trunk) in out
+    assert not [key for key in branch if (store.checkpoints / key).exists()], "nothing is trained without it"
+    shutil.rmtree(store.checkpoints / trunk)
+    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
+    assert code == 0, out + err
+    assert ended(store.root) == calm.ended, "held-out losses too"

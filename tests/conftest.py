@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage
-from biphase.store import Store
+from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage, Study
+from biphase.records import encode
+from biphase.store import Store, with_checksum, write_json
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 
@@ -90,6 +91,18 @@ def tiny_run(corpus: Corpus):
         return Pretrain(name, **(defaults | fields))
 
     return make
+
+
+@pytest.fixture
+def study_file(tmp_path: Path):
+    """Writes a study to a file that verbs take."""
+
+    def write(study: Study, question: str = "") -> Path:
+        path = tmp_path / f"{study.name}.json"
+        write_json(path, with_checksum({"study": encode(study), "question": question}))
+        return path
+
+    return write
 
 
 @pytest.fixture

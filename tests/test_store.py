@@ -193,14 +193,6 @@ def test_publish_onto_other_files_names_what_to_remove(tmp_path, debris):
     assert folder.exists()
 
 
-def test_publish_raises_errors_of_the_operating_system(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        publish(tmp_path / "nothing", tmp_path / "checkpoints" / "key")
-    built = build(tmp_path / "one", "a")
-    with pytest.raises(OSError, match="Invalid argument"):
-        publish(built, built / "inside" / "itself")
-
-
 def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1

@@ -8,13 +8,8 @@ import pytest
 
 from biphase import errors, progress
 from biphase.progress import Live, seconds_between
-from biphase.text import counted, printable, short, si
+from biphase.text import printable, short, si
 from biphase.version import __version__, _commit, code_version
-
-
-def test_counts_have_their_plural():
-    assert [counted(number, "query", "queries") for number in (1, 2)] == ["1 query", "2 queries"]
-    assert counted(2, "training job") == "2 training jobs"
 
 
 @pytest.mark.parametrize(
@@ -113,11 +108,3 @@ def test_in_a_log_long_activity_is_printed_every_minute_until_it_ends(monkeypatc
     time.sleep(0.2)
     assert log.getvalue() == printed
     assert seconds_between(2.0) == 0.05
-
-
-@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_disabled_progress_prints_nothing(stream, monkeypatch, quick):
-    monkeypatch.setattr(sys, "stderr", stream())
-    Live(enabled=False)("step 3")
-    time.sleep(0.2)
-    assert sys.stderr.getvalue() == ""

@@ -27,10 +27,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from biphase.data.corpus import ASSETS
 from biphase.errors import one_line
 from biphase.leases import Leases
-from biphase.presets import CORPORA, LLAMA3
+from biphase.presets import LLAMA3
 from biphase.store import Store
 
 
@@ -149,7 +148,6 @@ def examine(store: Store) -> list[Diagnosis]:
         "devices": check_devices,
         "compiler": check_compiler,
         "hub": check_hub,
-        "built-in corpus": check_assets,
         "store": lambda: check_store(store),
         "attempts": lambda: check_attempts(store),
     }
@@ -249,18 +247,6 @@ def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
     thread.start()
     thread.join(seconds)
     return answer[0]
-
-
-def check_assets(folder: Path = ASSETS) -> list[Diagnosis]:
-    """Check the built-in corpus, which the quickstart reads."""
-    corpus = CORPORA["builtin"]
-    names = [corpus.source.removeprefix("builtin:"), corpus.heldout]
-    missing = [name for name in names if not (folder / name).is_file()]
-    if missing:
-        fix = install("biphase", "biphase") + " --force-reinstall --no-deps"
-        return [Diagnosis("built-in corpus", False, f"{folder} lacks {', '.join(missing)}", fix)]
-    size = sum((folder / name).stat().st_size for name in names)
-    return [Diagnosis("built-in corpus", True, f"{size / 1e6:.1f} MB")]
 
 
 def check_store(store: Store) -> list[Diagnosis]:

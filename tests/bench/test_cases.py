@@ -1,6 +1,6 @@
 """Requests and their refusals, default cases by device, results, and the device file that `plan` reads."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -16,7 +16,6 @@ from biphase.bench.cases import (
     Timing,
     failure,
     save,
-    saved_cases,
 )
 from biphase.errors import SpecError
 from biphase.presets import SIZES
@@ -25,35 +24,33 @@ from biphase.study import devices
 from biphase.study.devices import device_named
 
 
-def pretrain(kind="cuda", rows=8, **options):
-    return CaseMaker(BenchRequest(**options), kind, rows=rows).pretrain()
+def cases(kind="cuda", rows=8, **options):
+    return CaseMaker(BenchRequest(**options), kind, rows=rows).cases()
 
 
 def scale(kind="cuda", **options):
     """The cases of `bench scale`, by kind."""
-    cases = CaseMaker(BenchRequest(**{"workload": "scale"} | options), kind, rows=4).scale()
-    return {name: [case for case in cases if case.kind == name] for name in ("pretrain", "finetune", "score")}
+    every = cases(kind, workload="scale", **options)
+    return {name: [case for case in every if case.kind == name] for name in ("pretrain", "finetune", "score")}
 
 
 # ---------------------------------------------------------------- cases
 
 
 def test_options_replace_the_defaults_of_the_device():
-    gpu, cpu = pretrain("cuda", rows=24), pretrain("cpu", rows=24)
+    (gpu,), (cpu,) = cases("cuda", rows=24), cases("cpu", rows=24)
     assert (gpu.size, gpu.vocab, gpu.length, gpu.rows, gpu.steps) == ("210m", 128_256, 2_048, 24, 20)
     assert (gpu.objective, gpu.ratio, gpu.packing) == ("mlm", 0.4, "chunks")
     assert (cpu.size, cpu.vocab, cpu.length) == ("8m", 2_048, 128)
     assert (gpu.precision, cpu.precision) == ("bf16", "fp32")
-    case = pretrain(vocab=49_153, length=512, micro_batches=4)
-    assert (case.vocab, case.length, case.tokens) == (49_153, 512, 4 * 8 * 512)
-    assert "4 micro-batches" in case.title
-    assert pretrain(deterministic=True).title.endswith(", deterministic")
+    (case,) = cases(vocab=49_153, length=512)
+    assert (case.vocab, case.length, case.rows) == (49_153, 512, 8)
 
 
 @pytest.mark.parametrize(("typed", "ours", "theirs"), [(0, 24, 12), (32, 32, 32)])
 def test_the_trainer_gets_twelve_rows_unless_rows_are_given(typed, ours, theirs):
-    cases = CaseMaker(BenchRequest(rows=typed), "cuda", rows=24)
-    assert (cases.pretrain().rows, cases.peer_rows()) == (ours, theirs)
+    maker = CaseMaker(BenchRequest(rows=typed), "cuda", rows=24)
+    assert (maker.cases()[0].rows, maker.peer_rows) == (ours, theirs)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +59,7 @@ def test_the_trainer_gets_twelve_rows_unless_rows_are_given(typed, ours, theirs)
         ({}, PEERS),
         ({"against": ("trainer", "trainer")}, ("trainer",)),
         ({"against": ("none",)}, ()),
-        ({"deterministic": True}, ()),
+        ({"workload": "scale"}, ()),
     ],
 )
 def test_peers(options, peers):
@@ -77,8 +74,6 @@ def test_scale_covers_every_part_of_the_cost_model(kind):
     assert {size for size, _, _ in shapes} == set(DEFAULTS[kind].scale) <= set(SIZES)
     assert len(cases["finetune"]) == 2 * len(LIKE)
     assert {case.size for case in cases["score"]} == {case.size for case in cases["finetune"]}
-    several = scale(kind, workload="all", micro_batches=4)
-    assert {case.micro_batches for case in several["pretrain"]} == {1}
 
 
 def test_scale_in_fp8_is_pretraining_alone():
@@ -101,16 +96,11 @@ def test_scale_of_one_size():
         ({"size": "211m"}, ["size", "'210m'"]),
         ({"against": ("optimus",)}, ["--against", "optimus", "trainer-compiled"]),
         ({"against": ("none", "trainer")}, ["--against none"]),
-        ({"deterministic": True, "against": ("trainer",)}, ["--deterministic", "leave out --against"]),
         ({"save": True}, ["type bench scale --save"]),
         ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
         ({"workload": "finetune", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
-        ({"workload": "all", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
         ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
-        ({"workload": "scale", "micro_batches": 2}, ["type bench pretrain --micro-batches 2"]),
         ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
-        ({"workload": "retrieval", "profile": True}, ["bench retrieval", "type bench pretrain --profile"]),
-        ({"workload": "retrieval", "ratio": 0.4}, ["--ratio", "bench retrieval"]),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused_in_one_line(options, facts):
@@ -124,96 +114,58 @@ def test_a_request_that_makes_no_sense_is_refused_in_one_line(options, facts):
 # ---------------------------------------------------------------- results
 
 
-def compared(unit, ours, **others):
-    sides = {OURS: Timing(ours, ours, 100.0)}
-    sides |= {name.replace("_", "-"): Timing(value, value, 100.0) for name, value in others.items()}
-    return Compared("it", unit, {"kind": "pretrain"}, sides, passages=50)
+def report(*compared, date="2026-01-01"):
+    return Report("NVIDIA H200", "h200", date, {"torch": "2"}, "biphase bench", list(compared))
 
 
-@pytest.mark.parametrize(("unit", "value"), [("tokens/s", 1_000), ("ms/step", 100), ("passages/s", 500)])
-def test_ratios_are_those_of_speed_in_every_unit(unit, value):
-    case = compared(unit, 0.1, trainer=0.4, trainer_compiled=0.2)
-    assert case.value(OURS) == pytest.approx(value)
-    assert case.ratios == pytest.approx({"trainer": 4.0, "trainer-compiled": 2.0})
-    assert "2.00×" in Report("H200", "h200", "2026-01-01", {}, "biphase bench", [case]).describe()
-    assert compared(unit, 0.1).ratios == {}
-
-
-def test_a_failed_side_has_no_ratio_and_its_reason_is_shown():
-    sides = {OURS: Timing(0.1, 0.1, 100.0), "trainer": failure("out of memory")}
-    case = Compared("210m", "tokens/s", {"kind": "pretrain"}, sides)
-    assert case.facts()["ratios"] == {}
-    text = Report("H200", "h200", "2026-01-01", {}, "biphase bench", [case]).describe()
-    assert "failed" in text
-    assert "Trainer, 210m: out of memory" in text
+@pytest.mark.parametrize(("workload", "value"), [("pretrain", 1_000), ("finetune", 100)])
+def test_ratios_are_those_of_speed_and_a_failed_side_has_none(workload, value):
+    case = cases(workload=workload)[0]
+    took = {OURS: 0.1, "trainer": 0.4, "trainer-compiled": 0.2}
+    result = Compared(case, {side: Timing(seconds, seconds, 100.0) for side, seconds in took.items()})
+    assert result.value(OURS) == pytest.approx(value)
+    assert result.ratios == pytest.approx({"trainer": 4.0, "trainer-compiled": 2.0})
+    assert "2.00×" in report(result).describe()
+    failed = replace(result, sides={OURS: Timing(0.1, 0.1, 100.0), "trainer": failure("out of memory")})
+    assert failed.facts()["ratios"] == {}
+    assert f"Trainer, {case.title}: out of memory" in report(failed).describe()
 
 
 # ---------------------------------------------------------------- saved devices
 
 
-def scaled(precision="bf16", *, date="2026-01-01", device="NVIDIA H200"):
+def scaled(precision="bf16", *, date="2026-01-01"):
     """The report of a scale run on a GPU, with times in proportion to the work."""
     weight = {"8m": 1, "30m": 3, "210m": 10, "610m": 35}
-    report = Report(device, "h200", date, {"torch": "2"}, "biphase bench scale")
-    for case in (case for cases in scale(precision=precision).values() for case in cases):
-        seconds = 0.008 * weight[case.size]
-        timing = Timing(seconds, seconds, 24_576.0)
-        report.compared.append(Compared(case.title, case.unit, case.facts(), {OURS: timing}))
-    return report
+    every = cases(workload="scale", precision=precision)
+    timings = [Timing(0.008 * weight[case.size], 0.1, 24_576.0) for case in every]
+    return report(
+        *(Compared(case, {OURS: timing}) for case, timing in zip(every, timings, strict=True)), date=date
+    )
 
 
-def test_saved_cases_have_the_fields_of_the_cost_model():
-    fields = {case["kind"]: set(case) for case in saved_cases(scaled().compared)}
+def test_a_device_is_saved_by_precision_with_its_fitted_speeds(tmp_path):
+    store = Store(tmp_path / "store")
+    for precision, date in (("fp8", "2026-02-01"), ("bf16", "2026-01-01"), ("bf16", "2026-04-01")):
+        path = save(scaled(precision, date=date), store)
+    content = read_json(path)
+    assert path == store.root / "devices" / "h200" / "bf16.json"
+    assert content["speeds"] == asdict(devices.fit(content["cases"]))
+    fields = {case["kind"]: set(case) for case in content["cases"]}
     common = {"kind", "size", "vocab", "precision"}
     assert fields["pretrain"] == common | {"objective", "ratio", "packing", "length", "rows", "seconds"}
     assert fields["finetune"] == common | {"like", "batch", "tokens", "seconds"}
     assert fields["score"] == common | {"tokens_per_second"}
-
-
-def test_a_device_is_saved_with_its_fitted_model(tmp_path):
-    store = Store(tmp_path / "store")
-    path = save(scaled(), store)
-    assert path == store.root / "devices" / "h200.json"
-    content = read_json(path)
-    assert (content["name"], content["date"]) == ("h200", "2026-01-01")
-    assert content["model"] == devices.fit(content["cases"])
-    assert devices.speeds_of(content["model"], "bf16").finetune
-
-
-def test_measurements_in_other_precisions_are_kept(tmp_path):
-    store = Store(tmp_path)
-    for precision, date in (("bf16", "2026-01-01"), ("fp8", "2026-02-01"), ("fp32", "2026-03-01")):
-        path = save(scaled(precision, date=date), store)
-    save(scaled("fp8", date="2026-04-01"), store)  # again
-    content = read_json(path)
-    for precision in ("bf16", "fp8", "fp32"):
-        kept = [case for case in content["cases"] if case["precision"] == precision]
-        assert kept == saved_cases(scaled(precision).compared)
-    assert content["model"] == devices.fit(content["cases"])
-    device = device_named("h200", store)
-    assert device is not None
-    dates = {precision: origin.date for precision, origin in device.origins.items()}
-    assert dates == {"bf16": "2026-01-01", "fp8": "2026-04-01", "fp32": "2026-03-01"}
-
-
-def test_another_device_of_the_name_and_a_damaged_file_are_overwritten(tmp_path):
-    store = Store(tmp_path)
-    path = save(scaled("fp32", device="NVIDIA H200 NVL"), store)
-    save(scaled(), store)
-    assert {case["precision"] for case in read_json(path)["cases"]} == {"bf16"}
-    path.write_text("{")
-    save(scaled(), store)
-    assert read_json(path)["earlier"] == {}
+    dates = {name: each.date for name, each in device_named("h200", store).measurements.items()}
+    assert dates == {"bf16": "2026-04-01", "fp8": "2026-02-01"}
 
 
 def test_failed_cases_are_not_saved(tmp_path):
-    report = scaled()
-    first = report.compared[0]
-    report.compared[0] = replace(first, sides={OURS: failure("out of memory")})
-    assert report.measured
-    kinds = [case["kind"] for case in read_json(save(report, Store(tmp_path)))["cases"]]
-    assert kinds == [result.case["kind"] for result in report.compared[1:]]
-    assert not replace(report, compared=report.compared[:1]).measured
+    some = scaled()
+    some.compared[0] = replace(some.compared[0], sides={OURS: failure("out of memory")})
+    kinds = [case["kind"] for case in read_json(save(some, Store(tmp_path)))["cases"]]
+    assert kinds == [result.case.kind for result in some.compared[1:]]
+    assert not report(some.compared[0]).measured
 
 
 @pytest.mark.parametrize(

@@ -5,41 +5,23 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from biphase import cli
+from biphase import CATALOG, CLM, MLM, WSD, Classify, Finetune, Retrieve, Stage, Study, Task, cli
 from biphase.errors import SpecError
 from biphase.store import read_json
 
 ROOT = Path(__file__).parents[2]
 
-STUDY = '''
-"""Do the verbs work?"""
-from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
-
-tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-
-
-def run(name, *stages):
-    return Pretrain(
-        name, start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=stages,
-        packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=2, decay=3),
-        heldout_every=5, heldout_tokens=512,
-    )
-
-
-study = Study("verbs", runs=(run("clm", Stage(CLM(), {steps})), run("two", Stage(CLM(), 6), Stage(MLM(0.4), {rest}))))
-'''
-
 
 @pytest.fixture
-def study(corpus, tmp_path):
-    path = tmp_path / "verbs.py"
-    path.write_text(STUDY.format(source=corpus.source, steps=12, rest=6))
-    return path
+def study(tiny_run, study_file):
+    two = tiny_run("two", Stage(CLM(), 6), Stage(MLM(0.4), 6))
+    return study_file(Study("verbs", (tiny_run("clm"), two)), "Do the verbs work?")
 
 
 def biphase(*arguments, code=0):
@@ -51,8 +33,8 @@ def biphase(*arguments, code=0):
     return done.stdout
 
 
-def test_control_characters_of_a_study_or_a_path_are_escaped(study, verb, tmp_path):
-    study.write_text(study.read_text().replace("Do the verbs work?", r"\x1b]0;owned\x07 Do they?"))
+def test_control_characters_of_a_study_or_a_path_are_escaped(tiny_run, study_file, verb, tmp_path):
+    study = study_file(Study("verbs", (tiny_run(),)), "\x1b]0;owned\x07 Do they?")
     (tmp_path / "store").mkdir()
     for name in ("plan", "report"):
         printed = biphase(name, study, "--store", tmp_path / "store")
@@ -79,10 +61,9 @@ def test_run_shows_losses_and_writes_them_for_tensorboard(study, store):
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_stops_after_the_current_step_with_a_checkpoint(corpus, tmp_path, store, number):
-    path = tmp_path / "long.py"
-    path.write_text(STUDY.format(source=corpus.source, steps=1_000_000, rest=6))
-    words = ["run", path, "--store", store.root, "--only", "clm", "--checkpoint", "5"]
+def test_a_signal_stops_after_the_current_step_with_a_checkpoint(tiny_run, study_file, store, number):
+    path = study_file(Study("long", (tiny_run("clm", Stage(CLM(), 1_000_000)),)))
+    words = ["run", path, "--store", store.root, "--checkpoint", "5"]
     command = [sys.executable, "-m", "biphase", *words]
     child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     deadline = time.monotonic() + 60
@@ -164,12 +145,6 @@ def test_tokenize_describes_its_shards(corpus, tmp_path):
     assert biphase("tokenize", corpus.source, "--tokenizer", "bpe:300", "--store", tmp_path / "s") == made
 
 
-def test_doctor_checks_this_machine(tmp_path):
-    done = CliRunner().invoke(cli.app, ["doctor", "--store", str(tmp_path), "--json"])
-    assert done.exit_code in (0, 1)
-    assert any("torch" in finding["name"] for finding in json.loads(done.stdout))
-
-
 LIGHT = [  # what a verb is typed with, and what it may import of numbers
     (["--help"], set()),
     (["plan", "studies/paper.py", "--store", "OUT"], {"numpy", "scipy"}),
@@ -226,55 +201,30 @@ def test_a_missing_store_is_refused_and_not_created(words, verb, study, store, t
     assert str(store.root) not in err.replace(str(other), ""), "one of another name is not"
 
 
-def test_plan_creates_no_store(verb, study, tmp_path):
-    code, out, _ = verb("plan", study, "--store", tmp_path / "new")
-    assert code == 0
-    assert "nothing computed yet" in out
-    assert not (tmp_path / "new").exists()
-
-
 # ---------------------------------------------------------------- a study that is fine-tuned
 
 
-TUNED = '''
-"""Do the verbs fine-tune?"""
-from dataclasses import replace
-
-from biphase import (
-    BPE, CATALOG, CLM, WSD, Chunks, Classify, Corpus, Finetune, Pretrain, Retrieve, Size, Splits, Stage, Study, Task,
-)
-
-clm = Pretrain(
-    "clm", start=Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32"),
-    corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=(Stage(CLM(), 6),), keep=(3,),
-    packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=1, decay=2),
-    heldout_every=6, heldout_tokens=512,
-)
-own = Task("own", Classify("{{text}}", ("even", "odd")), {folder!r}, steps={steps}, batch=8)
-facts = replace(CATALOG["scifact-mini"], steps=2, batch=4)
-facts = replace(facts, splits=replace(facts.splits, rows=(16, 6, 8)))
-lent = replace(
-    facts, name="lent", form=Retrieve(), splits=replace(facts.splits, train=""), trained_on="scifact-mini"
-)
-study = Study("tuned", runs=(clm,), finetune=Finetune(
-    (own, facts, lent), lrs=(1e-3, 4e-3), seeds=range({seeds}), protocol="standard", precision="fp32", documents="judged",
-))
-'''
-
-
 @pytest.fixture
-def tuned(corpus, tmp_path):
+def tuned(tiny_run, study_file, tmp_path):
     """Writes the study file: 2 results × 2 trained tasks × 2 rates × seeds, and a task that borrows."""
     folder = tmp_path / "own"
     folder.mkdir()
     for part, first in (("train", 0), ("test", 40)):
         rows = ({"text": f"{('cat', 'river')[n % 2]} {n}", "label": n % 2} for n in range(first, first + 40))
         (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    facts = replace(CATALOG["scifact-mini"], steps=2, batch=4)
+    facts = replace(facts, splits=replace(facts.splits, rows=(16, 6, 8)))
+    untrained = replace(facts.splits, train="")
+    lent = replace(facts, name="lent", form=Retrieve(), splits=untrained, trained_on="scifact-mini")
 
     def write(*, steps=2, seeds=2):
-        path = tmp_path / "tuned.py"
-        path.write_text(TUNED.format(source=corpus.source, folder=str(folder), steps=steps, seeds=seeds))
-        return path
+        own = Task("own", Classify("{text}", ("even", "odd")), str(folder), steps=steps, batch=8)
+        grid = Finetune(
+            (own, facts, lent), lrs=(1e-3, 4e-3), seeds=range(seeds), protocol="standard", precision="fp32",
+            documents="judged",
+        )  # fmt: skip
+        run = tiny_run("clm", Stage(CLM(), 6), keep=(3,), schedule=WSD(peak=3e-3, warmup=1, decay=2))
+        return study_file(Study("tuned", (run,), grid))
 
     return write
 

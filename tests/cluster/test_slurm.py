@@ -4,9 +4,11 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
+from biphase import CLM, Stage, Study
 from biphase.cluster import slurm
 from biphase.cluster.slurm import Profile, Queue, job_script, read_profile
 from biphase.errors import ClusterError, SpecError
@@ -213,21 +215,15 @@ def test_only_named_submissions_are_queried(submitted, command):
 # ---------------------------------------------------------------- run --slurm
 
 
-STUDY = """
-from biphase import BPE, CLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
-
-tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
-study = Study("small", (Pretrain("clm", tiny, corpus, (Stage(CLM(), 8),), packing=Chunks(32, 4), batch_tokens=256,
-                                 schedule=WSD(1e-3, 2, 2)),))
-"""
+@pytest.fixture
+def small(tiny_run):
+    return Study("small", (tiny_run("clm", Stage(CLM(), 8)),))
 
 
 @pytest.fixture
-def typed(verb, corpus, store, tmp_path, monkeypatch):
+def typed(verb, small, study_file, store, tmp_path, monkeypatch):
     """A verb on a small study, on a machine without Slurm."""
-    study = tmp_path / "small.py"
-    study.write_text(STUDY.format(source=corpus.source))
+    study = study_file(small)
     (tmp_path / "slurm.toml").write_text("jobs = 2\n")
     (tmp_path / "nothing").mkdir()
     monkeypatch.setenv("PATH", str(tmp_path / "nothing"))
@@ -288,12 +284,8 @@ def test_a_completing_job_counts_as_present(typed, store, tmp_path):
     assert "job 13: 1 worker;" in out
 
 
-def test_finished_results_that_match_only_submit_nothing(typed, tmp_path):
-    study = tmp_path / "small.py"
-    study.write_text(
-        study.read_text() + "from dataclasses import replace\n"
-        "study = replace(study, runs=(*study.runs, replace(study.runs[0], name='other', seed=7)))\n"
-    )
+def test_finished_results_that_match_only_submit_nothing(typed, small, study_file):
+    study_file(replace(small, runs=(*small.runs, replace(small.runs[0], name="other", seed=8))))
     assert typed("run", "--quiet", "--only", "clm")[0] == 0
     code, out, _ = typed("run", "--slurm", "slurm.toml", "--only", "clm")
     assert code == 0

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from small_study import biphase, wait_until
 
+from biphase import CLM, MLM, Stage, Study
 from biphase.cluster import workers
 from biphase.cluster.launch import WORK_LEFT
 from biphase.cluster.workers import StopRequest, WorkerHeartbeat, WorkerRegistry, WorkerStopper, control
@@ -281,24 +282,13 @@ def test_a_process_whose_open_files_are_hidden_is_not_signalled(store, registry,
 # ---------------------------------------------------------------- `biphase stop`
 
 
-STUDY = """
-from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
-
-tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
-study = Study("long", tuple(
-    Pretrain(name, tiny, corpus, (Stage(objective, 1_000_000),), packing=Chunks(32, 4), batch_tokens=256,
-             schedule=WSD(1e-3, 5, 5))
-    for name, objective in (("clm", CLM()), ("mlm", MLM(0.4)))
-))
-"""
-
-
 @pytest.fixture
-def study(corpus, tmp_path) -> Path:
-    path = tmp_path / "long.py"
-    path.write_text(STUDY.format(source=corpus.source))
-    return path
+def study(tiny_run, study_file) -> Path:
+    long = [
+        tiny_run(name, Stage(objective, 1_000_000), heldout_every=1_000_000)
+        for name, objective in (("clm", CLM()), ("mlm", MLM(0.4)))
+    ]
+    return study_file(Study("long", tuple(long)))
 
 
 @pytest.fixture

@@ -5,31 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import struct
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from faults.tiny import write_study
-
-# ---------------------------------------------------------------- study files: what is written in place of what
-
-STUDIES = {
-    "not Python": ("clm = run", "clm = = run"),
-    "an error of Python": ("clm = run(", "clm = 1 / 0 or run("),
-    "an exit": ("clm = run(", "raise SystemExit(0)\nclm = run("),
-    "no study": ("study = Study(", "other = Study("),
-    "an import that is absent": ("from biphase import", "import nowhere_to_be_found\nfrom biphase import"),
-    "a null byte": ("clm = run(", "\0clm = run("),
-    "a field misspelt": ("batch_tokens=256", "batch_token=256"),
-    "a rate that is no number": ("peak=3e-3", "peak=float('nan')"),
-    "a warmup beyond the run": ("warmup=2", "warmup=2000"),
-    "a name with a slash": ('Study("faults"', 'Study("../faults"'),
-    "a tokenizer that is a number": ("BPE(320)", "320"),
-    "a protocol nobody knows": ('protocol="standard"', 'protocol="usual"'),
-    "a corpus that is absent": ("text/train.jsonl", "text/nowhere.jsonl"),
-    "held-out text that is absent": ('heldout="heldout.jsonl"', 'heldout="nowhere.jsonl"'),
-    "a column that is absent": ('"{text}"', '"{words}"'),
-}
 
 # ---------------------------------------------------------------- files beside the study: what they hold instead
 
@@ -51,19 +29,11 @@ FILES: dict[str, tuple[str, bytes]] = {
     "task rows without a bottom": ("tasks/beasts/train.jsonl", b'{"text": ' + b"[" * 100_000 + b"\n"),
 }
 
-# ---------------------------------------------------------------- flags and keys
+# ---------------------------------------------------------------- flags and keys; others are in tests/cli/test_verbs.py
 
 FLAGS: dict[str, list[str]] = {
-    "a study that is absent": ["plan", "{folder}/nowhere.py"],
     "a study that is a folder": ["plan", "{folder}"],
-    "a study that is no study": ["plan", "{folder}/text/train.jsonl"],
-    "no results of that name": ["run", "{study}", "--only", "nothing*"],
-    "a time that is none": ["run", "{study}", "--for", "soon"],
-    "a checkpoint that is never": ["run", "{study}", "--checkpoint", "never"],
     "a wait that is no time": ["stop", "{study}", "--wait", "long"],
-    "a device nobody knows": ["plan", "{study}", "--device", "abacus"],
-    "no verb of that name": ["runn", "{study}"],
-    "no option of that name": ["run", "{study}", "--fastest"],
     "loaders below nothing": ["run", "{study}", "--loaders", "-1"],
     "no processes": ["run", "{study}", "--processes", "0"],
     "a port too high": ["report", "{study}", "--watch", "--port", "99999"],
@@ -75,10 +45,7 @@ FLAGS: dict[str, list[str]] = {
     "tasks nobody knows": ["evaluate", "{folder}/model", "--tasks", "nothing"],
     "rates that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--lrs", "fast"],
     "seeds that are none": ["evaluate", "{folder}/model", "--tasks", "sources-mini", "--seeds", "x-y"],
-    "a corpus nobody knows": ["tokenize", "nothing"],
     "a home of nobody": ["tokenize", "~nobody-of-this-name/text", "--tokenizer", "bpe:300"],
-    "a corpus without a tokenizer": ["tokenize", "{folder}/text/train.jsonl"],
-    "a tokenizer of no size": ["tokenize", "{folder}/text/train.jsonl", "--tokenizer", "bpe:many"],
     "a ledger that is none": ["ledger", "merge", "{study}"],
     "a ledger that is absent": ["ledger", "merge", "{folder}/nowhere.tar.zst"],
     "a pack into nowhere": ["ledger", "pack", "{study}", "{folder}/nowhere/file.tar.zst"],
@@ -120,16 +87,6 @@ def refused(verb, tmp_path):
     return typed
 
 
-@pytest.mark.parametrize("case", STUDIES)
-def test_a_wrong_study_is_refused(case, folder, refused):
-    study = folder / "study.py"
-    text = study.read_text()
-    old, new = STUDIES[case]
-    assert old in text
-    study.write_text(text.replace(old, new))
-    refused("run", study, "--quiet")
-
-
 @pytest.mark.parametrize("case", FILES)
 def test_a_wrong_file_is_refused(case, folder, refused):
     name, content = FILES[case]
@@ -143,7 +100,7 @@ def test_wrong_options_are_refused(case, folder, refused):
     refused(*(word.format(folder=folder, study=folder / "study.py") for word in FLAGS[case]))
 
 
-# ---------------------------------------------------------------- model folders and tokenizers
+# ---------------------------------------------------------------- model folders
 
 TENSORS = struct.pack("<Q", 2) + b"{}"
 
@@ -169,15 +126,6 @@ MODELS: dict[str, dict[str, bytes]] = {
     "weights with a header without a bottom": _model(BERT, struct.pack("<Q", 99_999) + b"[" * 99_999),
     "weights of another model": _model(BERT),
 }
-TOKENIZERS: dict[str, bytes] = {
-    "no JSON": b"{",
-    "a list": b"[]",
-    "no model": b"{}",
-    "an empty one": b"",
-    "a model nobody knows": b'{"version": "1.0", "model": {"type": "Magic"}}',
-    "words without an end": b'{"version": "1.0", "added_tokens": [], "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}',
-    "no bottom": b"[" * 100_000,
-}
 
 
 @pytest.mark.parametrize("case", MODELS)
@@ -190,12 +138,3 @@ def test_a_wrong_model_is_refused(case, folder, refused):
         "evaluate", model, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1"
     )
     assert str(model) in line
-
-
-@pytest.mark.parametrize("case", TOKENIZERS)
-def test_a_wrong_tokenizer_is_refused(case, folder, refused):
-    place: Callable[[str], Path] = (folder / "words").joinpath
-    (folder / "words").mkdir()
-    place("tokenizer.json").write_bytes(TOKENIZERS[case])
-    line = refused("tokenize", folder / "text" / "train.jsonl", "--tokenizer", folder / "words")
-    assert str(folder / "words") in line

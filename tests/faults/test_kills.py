@@ -9,70 +9,18 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from faults.tiny import documents, ended, report_bytes, set_times_alike, write_study
 
+from biphase import CATALOG, CLM, MLM, WSD, Finetune, Retrieve, Stage, Study, Task
 from biphase.leases import Leases
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 KILLS = int(os.environ.get("BIPHASE_KILLS", "10"))
-
-PRETRAINING = '''
-"""Does killing change a checkpoint?"""
-from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
-
-tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-corpus = Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl")
-
-
-def run(name, *stages, **fields):
-    defaults = dict(start=tiny, corpus=corpus, packing=Chunks(32, shortest=4), batch_tokens=256,
-                    schedule=WSD(peak=3e-3, warmup=5, decay=10), seed=7)
-    return Pretrain(name, stages=stages, heldout_every=20, heldout_tokens=512, **(defaults | fields))
-
-
-clm = run("clm", Stage(CLM(), {steps}))
-study = Study("killed", runs=(
-    clm,
-    run("two", Stage(CLM(), {half}), Stage(MLM(0.4), {half})),
-    run("mlm", Stage(MLM(0.4, replace=(0.8, 0.1, 0.1)), {steps})),
-    Pretrain("on", start=clm, stages=(Stage(MLM(0.4), {half}),), heldout_every=20, heldout_tokens=512),
-))
-'''
-
-GRID = '''
-"""Does killing change a score?"""
-from dataclasses import replace
-
-from biphase import (
-    BPE, CATALOG, CLM, WSD, Chunks, Corpus, Finetune, Pretrain, Retrieve, Size, Stage, Study,
-)
-
-tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-clm = Pretrain(
-    "clm", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"), stages=(Stage(CLM(), 8),),
-    packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=1, decay=2), keep=(4,),
-    heldout_every=8, heldout_tokens=512,
-)
-
-
-def small(name, steps):
-    task = CATALOG[name]
-    return replace(task, steps=steps, batch=8, splits=replace(task.splits, rows=(64, 32, 32)))
-
-
-facts = small("scifact-mini", 10)
-lent = replace(
-    facts, name="lent", form=Retrieve(), splits=replace(facts.splits, train=""), trained_on="scifact-mini"
-)
-study = Study("killed", runs=(clm,), finetune=Finetune(
-    (small("sources-mini", 20), small("wikiann-mini", 20), small("squadshifts-mini", 10), facts, lent),
-    lrs=(1e-3, 3e-3), seeds=(0, 1), protocol={protocol!r}, precision="fp32", documents="judged",
-))
-'''
 
 
 def drive(study: Path, folder: Path, kills: int, seed: int, *more: str) -> dict[str, Any]:
@@ -97,17 +45,34 @@ def drive(study: Path, folder: Path, kills: int, seed: int, *more: str) -> dict[
     ("kills", "steps", "seed"),
     [(4, 40, 0), *(pytest.param(25, 400, seed, marks=pytest.mark.campaign) for seed in (1, 2))],
 )
-def test_kills_during_pretraining_change_no_bit(corpus, tmp_path, kills, steps, seed):
-    study = tmp_path / "study.py"
-    study.write_text(PRETRAINING.format(source=corpus.source, steps=steps, half=steps // 2))
-    drive(study, tmp_path / "stores", kills, seed)
+def test_kills_during_pretraining_change_no_bit(tiny_run, study_file, tmp_path, kills, steps, seed):
+    half, schedule = steps // 2, WSD(peak=3e-3, warmup=5, decay=10)
+    clm = tiny_run("clm", Stage(CLM(), steps), schedule=schedule)
+    runs = (
+        clm,
+        tiny_run("two", Stage(CLM(), half), Stage(MLM(0.4), half), schedule=schedule),
+        tiny_run("mlm", Stage(MLM(0.4, replace=(0.8, 0.1, 0.1)), steps), schedule=schedule),
+        tiny_run("on", Stage(MLM(0.4), half), start=clm),
+    )
+    drive(study_file(Study("killed", runs)), tmp_path / "stores", kills, seed)
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(("protocol", "seed"), [("standard", 1), ("paper", 2)])
-def test_kills_during_fine_tuning_change_no_score(corpus, tmp_path, protocol, seed):
-    study = tmp_path / "study.py"
-    study.write_text(GRID.format(source=corpus.source, protocol=protocol))
+def test_kills_during_fine_tuning_change_no_score(tiny_run, study_file, tmp_path, protocol, seed):
+    def small(name: str, steps: int) -> Task:
+        splits = replace(CATALOG[name].splits, rows=(64, 32, 32))
+        return replace(CATALOG[name], steps=steps, batch=8, splits=splits)
+
+    facts = small("scifact-mini", 10)
+    untrained = replace(facts.splits, train="")
+    lent = replace(facts, name="lent", form=Retrieve(), splits=untrained, trained_on="scifact-mini")
+    tasks = (small("sources-mini", 20), small("wikiann-mini", 20), small("squadshifts-mini", 10), facts, lent)
+    grid = Finetune(
+        tasks, lrs=(1e-3, 3e-3), seeds=(0, 1), protocol=protocol, precision="fp32", documents="judged"
+    )
+    run = tiny_run("clm", Stage(CLM(), 8), keep=(4,), schedule=WSD(peak=3e-3, warmup=1, decay=2))
+    study = study_file(Study("killed", (run,), grid))
     report = drive(study, tmp_path / "stores", 10, seed, "grid")
     killed = [Path(store) for store in report["stores"][1:]]
     assert any((store / "leases" / "takeovers.jsonl").exists() for store in killed), "some held a fine-tuning"

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file, save_file
 
 from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Finetune, Hub, Linear, LoRA, Stage, Study
 from biphase.catalog import CATALOG, TASKS
@@ -111,12 +110,6 @@ def test_a_folder_is_known_by_what_it_holds_not_by_where_it_is(model_folders, tm
         Path("my model", name).write_bytes(content + b" ")
         assert keys_of("my model") != {"my-model": key}, name
         Path("my model", name).write_bytes(content)
-
-
-def test_the_name_of_an_evaluation_tells_models_and_grids_apart(store):
-    grids = (GRID, replace(GRID, seeds=(0,)), replace(GRID, tasks=TASKS[1:2]))
-    names = [asked("org/m@1", store, grid).name for grid in grids]
-    assert len({*names, asked("org/m@2", store).name, asked("org/m@1", store).name}) == 4
 
 
 # ---------------------------------------------------------------- the grid
@@ -305,46 +298,6 @@ def test_a_checkpoint_of_the_store_by_its_first_digits(verb, plan, finished, own
     assert len(list(finished.checkpoints.iterdir())) == plan.job_count, "nothing is trained"
 
 
-@pytest.mark.parametrize(
-    ("words", "fact"),
-    [
-        ("org/model --tasks sst2", "org/model@<commit>"),
-        ("./nowhere --tasks sst2", "'./nowhere'"),
-        ("org/m@1 --tasks scifact-mini --zero-shot --lrs 1e-5", "--zero-shot and --lrs"),
-        ("org/m@1 --tasks sst2 --for soon", "90s, 9m or 2h"),
-        ("org/m@1 --tasks sst2 --data ./nowhere", "no folder"),
-    ],
-)
-def test_mistakes_get_one_line_and_exit_code_two(verb, words, fact, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    code, out, told = verb("evaluate", *words.split(), "--store", tmp_path / "s")
-    assert (code, out) == (2, "")
-    (line,) = told.strip().splitlines()
-    assert line.startswith("error: ")
-    assert fact in line
-    assert not (tmp_path / "s" / "studies").exists()
-
-
-@pytest.mark.parametrize(("damage", "fact"), [("no tokenizer", "tokenizer"), ("no numbers", "not finite")])
-def test_a_folder_that_cannot_be_used_is_a_failure_that_is_said(
-    damage, fact, verb, model_folders, own_csv, tmp_path
-):
-    broken = shutil.copytree(model_folders["bert"], tmp_path / "broken")
-    if damage == "no tokenizer":
-        for path in broken.glob("tokenizer*"):
-            path.unlink()
-    else:
-        weights = load_file(broken / "model.safetensors")
-        name = next(name for name in weights if name.endswith("word_embeddings.weight"))
-        weights[name] = weights[name] * float("nan")
-        save_file(weights, broken / "model.safetensors", {"format": "pt"})
-    code, out, told = verb("evaluate", broken, "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
-    assert (code, out) == (2, "")
-    assert told.splitlines()[-1].startswith("error: ")
-    assert fact in told
-    assert "Traceback" not in told
-
-
 def test_a_bad_row_is_found_before_anything_is_computed(verb, model_folders, own_csv, tmp_path):
     shutil.copytree(own_csv, tmp_path / "second")
     with (tmp_path / "second" / "test.csv").open("a") as file:
@@ -391,24 +344,6 @@ def test_two_processes_give_the_trials_of_one(model_folders, own_csv, tmp_path):
     assert published(stores[0]) == published(stores[1])
     assert len(published(stores[0])) == 8
     assert not list(stores[1].leases.glob("*.lease"))
-
-
-@pytest.mark.campaign
-def test_what_fails_in_another_process_is_said_and_tried_only_once(model_folders, own_csv, tmp_path):
-    shutil.copytree(model_folders["bert"], tmp_path / "mute")
-    for path in (tmp_path / "mute").glob("tokenizer*"):
-        path.unlink()
-    done = subprocess.run(
-        [
-            sys.executable, "-m", "biphase", "evaluate", tmp_path / "mute", "--tasks", own_csv,
-            "--store", tmp_path / "s", "--processes", "2", *SMALL,
-        ],
-        capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert done.returncode == 1, done.stderr
-    assert "0 of 4 fine-tunings done, 2 failed" in done.stdout
-    assert done.stdout.count("tokenizer") >= 2
-    assert len(list((tmp_path / "s" / "studies").glob("*/failures/*.json"))) == 2
 
 
 # ---------------------------------------------------------------- adapt

@@ -34,7 +34,6 @@ from biphase.study.costs import (
     TABLE,
     Sizes,
     TextLengths,
-    characters_per_token,
     costs,
     flops_per_token,
     job_flops,
@@ -232,11 +231,6 @@ def test_the_table_has_every_task_of_the_catalog_but_one():
     assert sizes_of(CATALOG["record"], "judged") is None
 
 
-def test_parts_are_as_the_catalog_cuts_them():
-    sizes = sizes_of(CATALOG["mnli"], "judged")
-    assert [one.rows for one in (*sizes.train, *sizes.scored)] == [373_066, 19_636, 9_815]
-
-
 def test_a_task_that_borrows_a_model_is_only_scored_and_searched_where_it_is_asked():
     judged, every = (sizes_of(CATALOG["nq"], documents) for documents in ("judged", "all"))
     assert judged.train == ()
@@ -274,14 +268,6 @@ def test_own_files_that_are_large_or_wrong_are_not_known(tmp_path, monkeypatch):
         assert sizes_of(task, "judged") is None
     (tmp_path / "test.jsonl").write_text('{"text": "some", "label": "perhaps"}\n')
     assert sizes_of(task, "judged") is None
-
-
-def test_a_larger_vocabulary_has_longer_tokens_up_to_a_bound():
-    ratios = [characters_per_token(vocab) for vocab in (300, 2_048, 8_192, 32_768, 128_256, 256_000)]
-    assert ratios == sorted(ratios)
-    assert ratios[0] >= 1
-    assert ratios[1] == pytest.approx(2.85)
-    assert ratios[-2] == ratios[-1] == 4.5
 
 
 def test_tokens_are_cut_at_the_limit_and_windows_cover_all():

@@ -23,7 +23,6 @@ from biphase import (
     Stage,
     Study,
 )
-from biphase.data.shards import Shards
 from biphase.keys import Identities
 from biphase.leases import Leases
 from biphase.store import publish
@@ -31,11 +30,8 @@ from biphase.study import ledger
 from biphase.study.describe import (
     PAGE,
     closing,
-    opening,
     plan_json,
     render,
-    results_table,
-    shards_text,
     status_json,
     status_text,
     work_left,
@@ -187,29 +183,6 @@ def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_r
     assert shown(plan).splitlines()[2].endswith("as-is, other-data")
 
 
-def test_fine_tunings_that_are_done_are_counted_and_what_is_left_is_not_all_of_it():
-    plan = plan_of(run("a", (CLM(), 9_000)), finetune=Finetune(TASKS[:1], lrs=(1e-4,)))
-    done = list(plan.jobs)
-    for jobs, tuned, facts in (
-        ([], 0, ("nothing computed", "biphase run s.py")),
-        (done, 2, ("2 of 2", "2 of 5", "biphase run s.py")),
-        ([], 2, ("0 of 2", "2 of 5", "9,000 steps")),
-        (done, 5, ("all 2", "5 fine-tunings", "biphase report s.py")),
-    ):
-        last = shown(plan, jobs, tuned=tuned).splitlines()[-1]
-        assert all(fact in last for fact in facts)
-
-
-def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
-    hub = run("as-is", start=Hub("org/m", revision="1"), decay=0)
-    assert shown(plan_of(hub)).splitlines()[-1] == "nothing to train."
-    plan = plan_of(hub, finetune=Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,)))
-    assert "biphase run s.py" in shown(plan).splitlines()[-1]
-    assert "biphase report s.py" in shown(plan, tuned=1).splitlines()[-1]
-    data = plan_json(plan, done=(), tuned=1, bill=price_by_flops(plan, "h200", 0.4))
-    assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
-
-
 def test_a_program_gets_the_same_numbers():
     plan = family()
     done = list(plan.jobs)[:2]
@@ -244,14 +217,6 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
     publish(built, store.checkpoints / key)
 
 
-def test_a_study_not_begun(plan, store):
-    assert all(fact in opening(plan, store) for fact in ("study", "Is it said?", "2 training jobs"))
-    text = status_text(plan, store, command_path="s.py")
-    assert all(fact in text for fact in ("0/2 training jobs", "0/30 fine-tunings", "biphase run s.py"))
-    assert "left" not in text
-    assert results_table(plan, store, {}) == []
-
-
 def test_what_is_left_can_be_asked_of_some_results_alone(tiny_run, store):
     runs = (tiny_run("one"), replace(tiny_run("two"), seed=8))
     plan = make_plan(Study("study", runs, finetune=Finetune(TASKS[:1])), identities(store))
@@ -280,21 +245,6 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
         assert all(fact in told for fact in facts)
 
 
-def test_what_is_trained_shows_its_losses_before_it_is_fine_tuned(plan, store):
-    first, second = plan.jobs
-    lines = [
-        {"step": 5, "heldout": {"clm": 6.0, "mlm40": 6.5}},
-        {"step": 12, "heldout": {"clm": 5.25, "mlm40": 6.4}},
-    ]
-    finish(store, first, step=9, lines=lines[:1])
-    finish(store, second, step=12, lines=lines)
-    said = closing(plan, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert all(fact in said for fact in ("2 of 2", "0 of 30", "biphase run s.py", "5.250 █▁", "0.50"))
-    bare = make_plan(replace(plan.study, finetune=None), identities(store))
-    said = closing(bare, store, {}, stopped=False, command="run s.py", study="s.py")
-    assert all(fact in said for fact in ("all 2", str(store.root)))
-
-
 def test_who_is_running_and_what_failed_is_said(plan, store):
     first = next(iter(plan.jobs))
     held = Leases(store.leases).take(first)
@@ -307,17 +257,6 @@ def test_who_is_running_and_what_failed_is_said(plan, store):
     assert status_json(plan, store)["jobs"][0]["error"] == "RuntimeError: no luck"
     (store.leases / "takeovers.jsonl").write_text('{"key": "x"}\n')
     assert "1 jobs of this store were taken over" in status_text(plan, store, command_path="s.py")
-
-
-def test_shards_say_what_was_skipped(shards, tmp_path):
-    opened = Shards.open(shards)
-    opened.card = opened.card | {
-        "left_out_documents": 3, "skipped": {"empty": 2}, "first_skipped": {"empty": "a.jsonl line 7"},
-    }  # fmt: skip
-    text = shards_text(opened, shards)
-    assert "left out, beyond the held-out million: 3 documents" in text
-    assert "skipped 2 records, empty; the first: a.jsonl line 7" in text
-    assert "its own" in text
 
 
 def test_a_stage_that_is_shared_appears_in_both_curves(tiny_run, store):

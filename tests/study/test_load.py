@@ -127,26 +127,6 @@ def test_a_folder_or_no_study_at_all_is_refused_with_what_there_is(project, tmp_
     assert all(fact in refusal("mine.py") for fact in ("mine.py", "studies/"))
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("{", "biphase run"),
-        ("[]", "biphase run"),
-        ('{"jobs": []}', "NoneType, not a Study; make it again"),
-        ('{"study": {"kind": "Studdy"}}', "there is no record 'Studdy'; did you mean 'Study'"),
-        ('{"study": {"kind": ["Study"]}}', "there is no record"),
-        ('{"study": {"kind": "CLM"}}', "CLM, not a Study"),
-        ('{"study": {"kind": "Study", "name": "s", "runs": []}}', "has no runs"),
-    ],
-)
-def test_a_damaged_plan_is_refused(tmp_path, text, words):
-    data = json.loads(text) if text != "{" else None
-    path = written(tmp_path, json.dumps(with_checksum(data)) if isinstance(data, dict) else text, "plan.json")
-    said = refusal(path)
-    assert said.startswith(str(path))
-    assert words in said
-
-
 # ---------------------------------------------------------------- corpora, tokenizers and fingerprints
 
 

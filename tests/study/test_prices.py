@@ -2,7 +2,7 @@
 
 import json
 import struct
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -34,7 +34,7 @@ from biphase.store import Store, publish, with_checksum
 from biphase.study import devices
 from biphase.study.costs import shape_of, shape_of_size
 from biphase.study.describe import plan_json, summary
-from biphase.study.devices import Origin, PricedDevice, fit, speeds_of
+from biphase.study.devices import Measurement, PricedDevice, fit
 from biphase.study.ledger import finetunings
 from biphase.study.many_gpus import (
     INTERCONNECTS,
@@ -43,8 +43,6 @@ from biphase.study.many_gpus import (
     collectives,
     has_own_kernels,
     memory,
-    outlook,
-    shardings,
 )
 from biphase.study.plan import make_plan
 from biphase.study.prices import TRIAL_SECONDS, bill, elapsed, left_of, price
@@ -61,10 +59,15 @@ CASES = [
     OF | {"kind": "finetune", "batch": 32, "tokens": 32 * 180, "seconds": 0.014},
     OF | {"kind": "score", "tokens_per_second": 1.5e6},
 ]
-FAST = PricedDevice(
-    "fast", "NVIDIA Fast", fit(CASES), {"bf16": Origin("2026-11-15", "2.11.0", shipped=False)}
-)
-SPEEDS = speeds_of(FAST.model, "bf16")
+SPEEDS = fit(CASES)
+
+
+def fast(speeds=SPEEDS):
+    measured = Measurement("NVIDIA Fast", "2026-11-15", "2.11.0", False, tuple(CASES), speeds)
+    return PricedDevice("fast", {"bf16": measured})
+
+
+FAST = fast()
 
 
 def run(name, *stages, start=SIZES["210m"], **fields):
@@ -86,9 +89,10 @@ def tuning(*tasks, of=ONE, **fields):
 
 
 def store_with(folder, cases=CASES, name="fast"):
-    (folder / "devices").mkdir(parents=True)
+    (folder / "devices" / name).mkdir(parents=True)
     told = {"device": "NVIDIA Fast", "date": "2026-11-15", "versions": {"torch": "2.11.0"}, "cases": cases}
-    (folder / "devices" / f"{name}.json").write_text(json.dumps(with_checksum(told | {"model": fit(cases)})))
+    file = folder / "devices" / name / "bf16.json"
+    file.write_text(json.dumps(with_checksum(told | {"speeds": asdict(fit(cases))})))
     return Store(folder)
 
 
@@ -171,7 +175,7 @@ def model_folder(folder):
 
 def test_doubts_and_upper_bounds_are_said(tmp_path):
     busy = [CASES[0], CASES[0] | {"seconds": 0.3}, *CASES[2:]]
-    made = price(plan_of(ONE), replace(FAST, model=fit(busy)))
+    made = price(plan_of(ONE), fast(fit(busy)))
     (note,) = made.notes
     assert all(fact in note for fact in ("contradict", "fast", "biphase bench scale --save"))
     assert made.priced
@@ -300,7 +304,7 @@ def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(ve
     assert {grid["task"] for grid in told["prices"]["grids"]} == {"sst2"}
     _, out, _ = verb(*typed, "a100")
     assert all(fact in out for fact in ("a100 at 40%", f"biphase bench scale --store {store} --save"))
-    (tmp_path / "store" / "devices" / "fast.json").write_text("{")
+    (tmp_path / "store" / "devices" / "fast" / "bf16.json").write_text("{")
     for name, fact in (("fast", f"biphase bench scale --store {store} --save"), ("fst", "'fast'")):
         code, _, err = verb(*typed, name)
         assert code == 2
@@ -411,26 +415,6 @@ def test_groups_inside_a_machine_are_faster_than_those_between():
     assert rate(4, 2) == pytest.approx(joined.inside)
     assert rate(16, 1) == pytest.approx(8 * joined.between), "a ring leaves a machine by all of its links"
     assert rate(2, 8) == pytest.approx(joined.between)
-
-
-def test_a_step_is_never_shorter_than_its_parts_and_efficiency_falls():
-    joined, before = INTERCONNECTS["h100"], 2.0
-    for gpus in (1, 8, 64, 192):
-        rows = 1152 // gpus
-        way = shardings(gpus, 8)[0]
-        one = outlook(load(rows=rows, micro=min(rows, 12)), way, gpus, joined, rows * 0.005, 1152 * 0.005)
-        assert one.seconds >= one.computing
-        assert one.efficiency <= before
-        before = one.efficiency
-    assert before < 1
-
-
-def test_a_model_without_kernels_of_ours_is_compiled_either_way():
-    joined = INTERCONNECTS["h100"]
-    ours, other = (outlook(load(own=own), ALONE, 1, joined, 1.0, 1.0) for own in (True, False))
-    assert other.computing > ours.computing
-    assert other.efficiency == ours.efficiency == 1
-    assert other.bytes > ours.bytes - memory(load(), ALONE)["copies"]
 
 
 PAPER = "studies/paper.py"

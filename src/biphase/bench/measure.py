@@ -14,7 +14,7 @@ import sys
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -33,7 +33,6 @@ from biphase.bench.cases import (
     FinetuneCase,
     Lengths,
     PretrainCase,
-    RetrievalCase,
     ScoreCase,
     Timing,
     failure,
@@ -41,14 +40,13 @@ from biphase.bench.cases import (
 from biphase.data.stream import Stream, load_ahead
 from biphase.errors import BiphaseError, one_line
 from biphase.finetune.encoder import TaskModel, TuningOptions, per_text
-from biphase.finetune.families import FamilyTrainer, family_of
+from biphase.finetune.families import family_of
 from biphase.finetune.trial import FineTuner
-from biphase.models.backbone import LanguageModel, from_scratch
+from biphase.models.backbone import from_scratch
 from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
-from biphase.protocol import padded_vocab
 from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
 from biphase.specs.tasks import AnswerSpan, LabelledText, Question
 from biphase.tasks.encode import Ragged, Tokenization
@@ -67,16 +65,11 @@ def wait(device: torch.device) -> None:
 
 
 class StepClock:
-    """Records when each step ends.
+    """Records when each step ends. On a GPU it records CUDA events and synchronizes once, at step `READY`."""
 
-    On a GPU it records CUDA events and synchronizes once, at step `ready_at`.
-    """
-
-    def __init__(self, device: torch.device, *, ready_at: int = READY) -> None:
-        self.device, self.ready_at = device, ready_at
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
         self.marks: list[Any] = []
-        self.graphs = compiled_graphs()
-        self.graphs_when_ready = self.graphs
         self.ready: float | None = None
         self.began = time.perf_counter()
 
@@ -87,44 +80,24 @@ class StepClock:
             self.marks.append(event)
         else:
             self.marks.append(time.perf_counter())
-        if len(self.marks) == self.ready_at:
+        if len(self.marks) == READY:
             wait(self.device)
             self.ready = time.perf_counter() - self.began
-            self.graphs_when_ready = compiled_graphs()
-
-    def seconds(self, warm: int) -> list[float]:
-        """The seconds of each step after the first `warm`."""
-        wait(self.device)
-        pairs = list(zip(self.marks[warm - 1 :], self.marks[warm:], strict=False))
-        if self.device.type == "cuda":
-            return [before.elapsed_time(after) / 1000 for before, after in pairs]
-        return [after - before for before, after in pairs]
 
     def measured(self, warm: int, *, tokens: float, path: str = "") -> Timing:
-        steps, graphs = self.seconds(warm), compiled_graphs()
-        return Timing(
-            statistics.median(steps),
-            statistics.fmean(steps),
-            tokens,
-            peak_bytes=peak_bytes(self.device),
-            ready_seconds=self.ready,
-            graphs=graphs - self.graphs,
-            recompilations=graphs - self.graphs_when_ready,
-            path=path,
-        )
+        """The timing of the steps after the first `warm`."""
+        wait(self.device)
+        pairs = zip(self.marks[warm - 1 :], self.marks[warm:], strict=False)
+        if self.device.type == "cuda":
+            seconds = [before.elapsed_time(after) / 1000 for before, after in pairs]
+        else:
+            seconds = [after - before for before, after in pairs]
+        median, mean = statistics.median(seconds), statistics.fmean(seconds)
+        return Timing(median, mean, tokens, peak_bytes(self.device), self.ready, path)
 
 
 def peak_bytes(device: torch.device) -> int | None:
     return torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None
-
-
-def compiled_graphs() -> int:
-    """The number of graphs compiled by torch.compile since the last reset."""
-    if "torch._dynamo" not in sys.modules:
-        return 0
-    from torch._dynamo.utils import counters
-
-    return int(counters["stats"]["unique_graphs"])
 
 
 # ---------------------------------------------------------------- isolation
@@ -175,10 +148,7 @@ def _alone(device: torch.device, measure: Callable[[], Timing]) -> Timing:
 def free(device: torch.device) -> None:
     """Reset compiled code and free memory, so that the next measurement starts from the same state."""
     if "torch._dynamo" in sys.modules:
-        from torch._dynamo.utils import counters
-
         torch._dynamo.reset()
-        counters.clear()
     gc.collect()
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -190,86 +160,43 @@ def free(device: torch.device) -> None:
 
 
 PROFILED = 3  # steps
-BLOCKS, HEAD = "GEMMs of the blocks", "GEMMs of the head"
 
 # The first pattern found in a name decides. Names of fused kernels list the fused operations.
-KINDS = (
-    ("attention", r"flash|fmha|sdpa|attention|attn"),
-    ("optimizer", r"adam|multi_tensor_apply|lpnorm|_foreach"),
-    ("loss", r"cross_entropy|softmax|logsumexp|nll_loss|xent"),
-    (BLOCKS, r"gemm|nvjet|cutlass|xmma|cublas|splitk|matmul|aten::(add|b|bad)?mm\b|scaled_mm|aten::linear"),
-    ("rotary", r"rotary|rotate|rope|_cos_|_sin_|_neg_"),
-    ("swiglu", r"swiglu|silu"),
-    ("norm", r"norm|rsqrt|rms_"),
-    ("copies", r"memcpy|memset|copy|(?<!broad)cast|fill|cat(?!ion)|clone|contiguous"),
-)
-_KINDS = tuple((kind, re.compile(pattern)) for kind, pattern in KINDS)
+KINDS = {
+    "attention": r"flash|fmha|sdpa|attention|attn",
+    "optimizer": r"adam|multi_tensor_apply|lpnorm|_foreach",
+    "loss": r"cross_entropy|softmax|logsumexp|nll_loss|xent",
+    "GEMMs": r"gemm|nvjet|cutlass|xmma|cublas|splitk|matmul|aten::(add|b|bad)?mm\b|scaled_mm|aten::linear",
+    "rotary": r"rotary|rotate|rope|_cos_|_sin_|_neg_",
+    "swiglu": r"swiglu|silu",
+    "norm": r"norm|rsqrt|rms_",
+    "copies": r"memcpy|memset|copy|(?<!broad)cast|fill|cat(?!ion)|clone|contiguous",
+}
 OTHER = "other"
 
 
 def kind_of(name: str) -> str:
     """The kind of a kernel, or of a CPU operation, by its name."""
-    low = name.lower()
-    return next((kind for kind, pattern in _KINDS if pattern.search(low)), OTHER)
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name.lower())), OTHER)
 
 
-def breakdown(
-    run: Callable[[], object], device: torch.device, *, vocab: int, steps: int = PROFILED
-) -> dict[str, float]:
-    """Profile `run`, which executes `steps` steps."""
-    activities = [torch.profiler.ProfilerActivity.CPU]
-    if device.type == "cuda":
-        activities.append(torch.profiler.ProfilerActivity.CUDA)
+def breakdown(run: Callable[[], object], device: torch.device, steps: int) -> dict[str, float]:
+    """Profile `run`, which executes `steps` steps; return the ms of one step by kind of kernel, the largest first."""
     run()  # warm up
     wait(device)
-    with torch.profiler.profile(activities=activities, record_shapes=True, acc_events=True) as profiler:
+    with torch.profiler.profile(acc_events=True) as profiler:  # without it, torch warns
         run()
         wait(device)
-    events: Any = profiler.events()
-    times = on_gpu(events, vocab) if device.type == "cuda" else on_cpu(events, vocab)
-    return by_kind(times, steps)
-
-
-Times = dict[tuple[str, bool], float]  # microseconds by (name, whether the vocabulary is in its shapes)
-
-
-def on_gpu(events: Any, vocab: int) -> Times:
-    """GPU kernels by name. Shapes come from the operation that launched a kernel; kernels in a CUDA graph have none."""
-    totals: dict[str, float] = defaultdict(float)
-    of_head: dict[str, float] = defaultdict(float)
-    for event in events:
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation:
-            totals[event.name] += event.time_range.elapsed_us()
-        elif event.kernels and _has(event, vocab):
-            for kernel in event.kernels:
-                of_head[kernel.name] += kernel.duration
-    times: Times = {}
-    for name, total in totals.items():
-        share = min(of_head.get(name, 0.0), total)
-        times[name, True], times[name, False] = share, total - share
-    return times
-
-
-def on_cpu(events: Any, vocab: int) -> Times:
-    """CPU operations by name, in their own time without callees."""
-    times: Times = defaultdict(float)
-    for event in events:
-        if not event.is_user_annotation:
-            times[event.name, _has(event, vocab)] += event.self_cpu_time_total
-    return times
-
-
-def _has(event: Any, vocab: int) -> bool:
-    return any(vocab in shape for shape in event.input_shapes or () if isinstance(shape, (list, tuple)))
-
-
-def by_kind(times: Times, steps: int) -> dict[str, float]:
-    """Sum microseconds by kind of kernel, as milliseconds of one step, the largest first."""
     kinds: dict[str, float] = defaultdict(float)
-    for (name, with_vocab), microseconds in times.items():
-        kind = kind_of(name)
-        kinds[HEAD if kind == BLOCKS and with_vocab else kind] += microseconds / steps / 1000
-    return dict(sorted(((kind, ms) for kind, ms in kinds.items() if ms > 0), key=lambda pair: -pair[1]))
+    events: Any = profiler.key_averages()
+    for event in events:
+        if event.is_user_annotation:
+            continue
+        if device.type == "cpu":
+            kinds[kind_of(event.key)] += event.self_cpu_time_total
+        elif event.device_type == DeviceType.CUDA:
+            kinds[kind_of(event.key)] += event.self_device_time_total
+    return {kind: time / steps / 1000 for kind, time in sorted(kinds.items(), key=lambda item: -item[1])}
 
 
 # ---------------------------------------------------------------- random tokens
@@ -396,24 +323,19 @@ def _spelled(ids: np.ndarray) -> str:
 
 
 RATE = 5e-4
-SETTLING = 2  # steps before timings with data on the device are stable
 
 
 def objective_of(case: PretrainCase) -> Objective:
     return MLM(case.ratio) if case.objective == "mlm" else CLM()
 
 
-def model_of(case: PretrainCase, device: torch.device) -> LanguageModel:
-    size = SIZES[case.size]
-    model = from_scratch(size, vocab=case.vocab, mask_id=MASK, length=case.length, seed=0)
-    return model.to(device).train()
-
-
 class PretrainingSide:
     """A model and its optimizer, ready to train steps of a case."""
 
-    def __init__(self, case: PretrainCase, device: torch.device, model: LanguageModel) -> None:
-        self.case, self.device, self.model = case, device, model
+    def __init__(self, case: PretrainCase, device: torch.device) -> None:
+        self.case, self.device = case, device
+        model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=case.length, seed=0)
+        self.model = model.to(device).train()
         self.path = model.prepare(device, case.precision)
         self.adam = optimizer.build(model, AdamW())
         self.stream, self.objective = stream_of(case), objective_of(case)
@@ -422,37 +344,27 @@ class PretrainingSide:
         self.graphs: Graphs[Batch] | None = Graphs(self.adam, device) if captures else None
 
     def batches(self, step: int) -> list[Batch]:
-        """The micro-batches of a step."""
-        rows = self.case.rows * self.case.micro_batches
-        fixed = self.path == "compiled" or self.graphs is not None
-        return [
-            self.stream.batch(self.objective, samples, step=step, fixed=fixed).ready_for(self.device)
-            for samples in (torch.arange(rows) + step * rows).split(self.case.rows)
-        ]
+        """The one micro-batch of a step."""
+        samples = torch.arange(self.case.rows) + step * self.case.rows
+        batch = self.stream.batch(
+            self.objective, samples, step=step, fixed=self.path == "compiled" or self.graphs is not None
+        )
+        return [batch.ready_for(self.device)]
 
     def loss_sum(self, batch: Batch) -> Tensor:
         return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
-    def streamed(self, steps: int, after: Callable[[], None]) -> None:
+    def train(self, steps: int, after: Callable[[], None]) -> None:
         """Train steps as a run does, with data from the stream."""
-        self._train(load_ahead(self.batches, 0, steps, loaders=1), after, self.graphs)
-
-    def kept(self, steps: int, after: Callable[[], None], *, captured: bool = True) -> None:
-        """Train the same step repeatedly, with its data on the device; not `captured`: one kernel at a time."""
-        same = [batch.to(self.device) for batch in self.batches(0)]
-        self._train((same for _ in range(steps)), after, self.graphs if captured else None)
-
-    def _train(
-        self, batches: Iterable[list[Batch]], after: Callable[[], None], graphs: Graphs[Batch] | None
-    ) -> None:
         ranks = Ranks(0, 1, self.device)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         autocast = partial(distributed.autocast, self.device, self.case.precision)
         step = PlainStep(
             self.adam, self.loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model
         )
+        batches = load_ahead(self.batches, 0, steps, loaders=1)
         hooks = Hooks(after=(lambda done: after(),))
-        taken = graphs.over(step) if graphs else step
+        taken = self.graphs.over(step) if self.graphs else step
         train(taken, batches, first=0, rate=lambda step: RATE, ranks=ranks, hooks=hooks)
 
 
@@ -460,25 +372,15 @@ Profiled = Callable[[dict[str, float]], None]  # receives the ms of a step by ki
 
 
 def measure_pretraining(
-    case: PretrainCase, device: torch.device, *, idle: bool = True, profile: Profiled | None = None
+    case: PretrainCase, device: torch.device, *, profile: Profiled | None = None
 ) -> Timing:
-    """Measure our pretraining; `idle`: also the wait for data."""
-    with distributed.repeatable(enabled=case.deterministic):
-        model = model_of(case, device)
-        clock = StepClock(device)
-        side = PretrainingSide(case, device, model)
-        side.streamed(case.warm + case.steps, clock.mark)
-        timing = clock.measured(case.warm, tokens=case.tokens, path=side.path)
-        if idle:
-            kept = StepClock(device, ready_at=0)
-            side.kept(SETTLING + case.steps, kept.mark)
-            without_waiting = statistics.median(kept.seconds(SETTLING))
-            timing = replace(timing, idle=max(0.0, 1 - without_waiting / timing.seconds))
-        if profile is not None:
-            vocab = padded_vocab(case.vocab, device.type)
-            # One kernel at a time, since kernels in a graph have no shapes.
-            run = partial(side.kept, PROFILED, lambda: None, captured=False)
-            profile(breakdown(run, device, vocab=vocab))
+    """Measure our pretraining."""
+    side = PretrainingSide(case, device)
+    clock = StepClock(device)
+    side.train(case.warm + case.steps, clock.mark)
+    timing = clock.measured(case.warm, tokens=case.rows * case.length, path=side.path)
+    if profile is not None:
+        profile(breakdown(lambda: side.train(PROFILED, lambda: None), device, PROFILED))
     return timing
 
 
@@ -493,42 +395,38 @@ REPEATS = 3  # passes over all texts; the median counts
 def finetuner_of(case: FinetuneCase | ScoreCase, device: torch.device) -> FineTuner:
     """A new random model to fine-tune."""
     model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=CONTEXT, seed=0)
-    return finetuner_on(Encoder(model.model.base_model, context=CONTEXT), case.precision, device)
-
-
-def finetuner_on(encoder: Encoder, precision: str, device: torch.device) -> FineTuner:
-    varlen = varlen_works(device, precision)
-    return FineTuner(encoder, TuningOptions.of(device, precision, varlen=varlen, encoder=encoder))
+    encoder = Encoder(model.model.base_model, context=CONTEXT)
+    varlen = varlen_works(device, case.precision)
+    return FineTuner(encoder, TuningOptions.of(device, case.precision, varlen=varlen, encoder=encoder))
 
 
 def measure_finetuning(
     case: FinetuneCase, device: torch.device, *, profile: Profiled | None = None
 ) -> Timing:
-    """Measure our fine-tuning."""
-    data = Dataset(case)
-    tokenization = tokenization_of(case.vocab, CONTEXT)
+    """Measure our second fine-tuning: the first pays the one-time costs of a grid."""
+    data, tokenization = Dataset(case), tokenization_of(case.vocab, CONTEXT)
     family = family_of(data.task(), data.examples(), tokenization, protocol="standard")
     finetuner = finetuner_of(case, device)
-    timing = time_finetuning(finetuner, family, case, tokens=data.tokens)
-    if profile is not None:
 
-        def once() -> TaskModel:
-            return train_once(finetuner, family, case, lambda: None)
+    def once(after: Callable[[], None]) -> TaskModel:
+        """One fine-tuning as a study makes it; `after` is called at the end of each step."""
+        precision: Any = case.precision  # one of those that fine-tuning has
+        spec = Finetune(
+            (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=precision
+        )
+        loaders = 1 if device.type == "cuda" else 0
+        model, _ = finetuner.finetune(
+            family, spec, lr=TUNING_RATE, seed=SEED, loaders=loaders, tell=lambda step, steps: after()
+        )
+        return model
 
-        profile(breakdown(once, device, vocab=case.vocab, steps=family.steps))
-    return timing
-
-
-def time_finetuning(
-    finetuner: FineTuner, family: FamilyTrainer, case: FinetuneCase | RetrievalCase, *, tokens: float
-) -> Timing:
-    """Run two fine-tunings: the first pays the one-time costs of a grid, the second has the cost of all others."""
-    device = finetuner.options.device
     first = StepClock(device)
-    train_once(finetuner, family, case, first.mark)
+    once(first.mark)
     second = StepClock(device)
-    train_once(finetuner, family, case, second.mark)
-    timing = second.measured(case.warm, tokens=tokens, path=path_of(finetuner))
+    once(second.mark)
+    timing = second.measured(case.warm, tokens=data.tokens, path=path_of(finetuner))
+    if profile is not None:
+        profile(breakdown(lambda: once(lambda: None), device, family.steps))
     return replace(timing, ready_seconds=first.ready)
 
 
@@ -536,50 +434,16 @@ def path_of(finetuner: FineTuner) -> str:
     return "fused" if finetuner.encoder.graphable else "plain"
 
 
-def train_once(
-    finetuner: FineTuner, family: FamilyTrainer, case: FinetuneCase | RetrievalCase, after: Callable[[], None]
-) -> TaskModel:
-    """One fine-tuning as a study makes it; `after` is called at the end of each step."""
-    precision: Any = case.precision  # one of those that fine-tuning has
-    spec = Finetune(
-        (family.task,), lrs=(TUNING_RATE,), seeds=(SEED,), protocol="standard", precision=precision
-    )
-    model, _ = finetuner.finetune(
-        family,
-        spec,
-        lr=TUNING_RATE,
-        seed=SEED,
-        loaders=1 if finetuner.options.device.type == "cuda" else 0,
-        tell=lambda step, steps: after(),
-    )
-    return model
-
-
 # ---------------------------------------------------------------- inference
 
 
 def measure_encoding(case: ScoreCase, device: torch.device) -> Timing:
-    """Encode texts without gradients; seconds are for all texts."""
+    """Encode texts without gradients; seconds are for all texts: the median of `REPEATS` passes after the first."""
     finetuner = finetuner_of(case, device)
     texts = Ragged.from_lists(sample_ids(PASSAGES, case.passages, case.vocab))
     model = TaskModel(finetuner.encoder, EmbeddingHead()).eval()
-    return time_calls(
-        lambda: per_text(model, texts, finetuner.options),
-        device,
-        tokens=len(texts.flat),
-        path=path_of(finetuner),
-    )
-
-
-def time_calls(once: Callable[[], Any], device: torch.device, *, tokens: float, path: str) -> Timing:
-    """Time a function: once unmeasured, then `REPEATS` times."""
-    once()
-    wait(device)
-    seconds = []
-    for _ in range(REPEATS):
-        began = time.perf_counter()
-        once()
-        wait(device)
-        seconds.append(time.perf_counter() - began)
-    median, mean = statistics.median(seconds), statistics.fmean(seconds)
-    return Timing(median, mean, tokens, peak_bytes=peak_bytes(device), path=path)
+    clock = StepClock(device)
+    for _ in range(1 + REPEATS):
+        per_text(model, texts, finetuner.options)
+        clock.mark()
+    return replace(clock.measured(1, tokens=len(texts.flat), path=path_of(finetuner)), ready_seconds=None)

@@ -63,7 +63,7 @@ def doctor(store_folder: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -
 
 @app.command()
 def bench(
-    subject: Literal["pretrain", "finetune", "retrieval", "scale", "all"] | None = Argument(
+    subject: Literal["pretrain", "finetune", "scale"] | None = Argument(
         None, help="what to measure; default: pretrain, or scale with --save", show_default=False
     ),
     store_folder: StoreFolder = DEFAULT_STORE,
@@ -74,14 +74,12 @@ def bench(
     ),
     packing: Literal["chunks", "rows", "documents"] | None = Option(None, help="pretrain; default: chunks"),
     rows: int = Option(0, min=0, help="pretrain, scale: rows per micro-batch; 0: chosen by memory"),
-    micro_batches: int = Option(0, min=0, help="pretrain: micro-batches per step; 0: one"),
     vocab: int | None = Option(
         None, min=64, max=2**20, help="pretrain; default: 128,256 on a GPU, 2,048 on a CPU"
     ),
     length: int | None = Option(
         None, min=64, max=2**20, help="pretrain: tokens per row; default: 2,048 on a GPU, 128 on a CPU"
     ),
-    deterministic: bool = Option(False, "--deterministic", help="pretrain: as `run --deterministic`"),
     steps: int = Option(0, min=0, help="measured steps; 0: 20 on a GPU, 3 on a CPU"),
     against: list[str] | None = Option(
         None, help="trainer, trainer-compiled or none; may be repeated [default: both on a GPU]"
@@ -99,9 +97,8 @@ def bench(
 
     request = BenchRequest(
         workload=subject or ("scale" if save else "pretrain"), size=size, objective=objective, ratio=ratio,
-        packing=packing, rows=rows, micro_batches=micro_batches, vocab=vocab, length=length,
-        deterministic=deterministic, steps=steps, against=tuple(against or ()), precision=precision,
-        profile=profile, save=save,
+        packing=packing, rows=rows, vocab=vocab, length=length, steps=steps, against=tuple(against or ()),
+        precision=precision, profile=profile, save=save,
     )  # fmt: skip
     from biphase.bench.compare import run
     from biphase.training.distributed import join

@@ -8,7 +8,7 @@ what is done and what to type next. `opening` and `closing` are the first and la
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, fields, is_dataclass
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -19,6 +19,7 @@ from biphase.leases import Leases
 from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import corpus_of
 from biphase.protocol import KEY_DIGITS
+from biphase.records import encode
 from biphase.specs import Pretrain
 from biphase.store import Store
 from biphase.study import ledger
@@ -218,8 +219,8 @@ def key_length(keys: Collection[str]) -> int:
 
 
 # ---------------------------------------------------------------- tree
-# Columns line up at any depth. A tree that is too wide for the page is drawn with narrower branches, then flat: at each
-# fork the child with the deepest subtree continues at its parent's indentation.
+# Columns line up at any depth. A tree that is too wide for the page is drawn flat, with narrow branches: at each fork
+# the child with the deepest subtree continues at its parent's indentation.
 
 
 _Row = tuple[str, str, str, str, str, str]  # branches and objective, first and last step, key, mark, results
@@ -239,24 +240,23 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
         return text, steps(first), steps(until), job.key[:digits], mark, ", ".join(job.results)
 
     named = titles(list(plan.roots.values()), trained=set(below))
-    lines: list[str] = []
-    for branch, flat in ((3, False), (2, False), (2, True), (1, True)):
+
+    def drawn(*, flat: bool) -> list[str]:
         rows: list[_Row] = []
         for key, root in plan.roots.items():
             rows.append((named[key], "", "", key[:digits], "", ", ".join(root.results)))
-            rows.extend(row(text, job) for text, job in _branches(below, key, branch, flat))
-        lines = _aligned(rows)
-        if max(map(len, lines)) <= PAGE:
-            break
-    return lines
+            rows.extend(row(text, job) for text, job in _branches(below, key, flat=flat))
+        return _aligned(rows)
+
+    lines = drawn(flat=False)
+    return lines if max(map(len, lines)) <= PAGE else drawn(flat=True)
 
 
 def _branches(
-    below: dict[str, list[TrainingJob]], root: str, branch: int, flat: bool
+    below: dict[str, list[TrainingJob]], root: str, *, flat: bool
 ) -> Iterator[tuple[str, TrainingJob]]:
     """Yield each training job below a root with the text of its line, depth first."""
-    signs = {3: ("├─ ", "└─ ", "│  ", "   "), 2: ("├ ", "└ ", "│ ", "  "), 1: ("├", "└", "│", " ")}
-    fork, last, line, blank = signs[branch]
+    fork, last, line, blank = ("├", "└", "│", " ") if flat else ("├─ ", "└─ ", "│  ", "   ")
     depths = _depths(below, root) if flat else {}
 
     def expand(key: str, prefix: str) -> list[tuple[TrainingJob, str, str]]:
@@ -318,33 +318,31 @@ def _title(run: Pretrain, *, trained: bool) -> str:
     return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 
+UNTOLD = ("/kind", "start/name", "start/precision", "corpus/name")  # in the title already, or of no effect
+
+
 def _details(run: Pretrain) -> dict[str, str]:
     """Return everything that a root's key depends on, as "name value" by the path of the field."""
-    if not run.corpus:  # an existing model, not trained here
-        return _fields(run.start)
-    rate = {"lr": f"lr {run.schedule.peak:g}", "warmup": f"warmup {run.schedule.warmup:,}"}
-    others = [
-        _fields(getattr(run, name), name)
-        for name in ("seed", "packing", "precision", "adapter", "freeze", "optimizer")
-    ]
-    return (
-        _fields(run.start, "start", but=("name", "precision"))
-        | _fields(corpus_of(run), "corpus", but=("name",))
-        | rate
-        | {"batch": f"batch {run.batch_tokens:,}"}
-        | {path: text for some in others for path, text in some.items()}
-    )
+    parts: dict[str, Any] = {"": run.start}  # an existing model, not trained here
+    if run.corpus:
+        names = ("seed", "packing", "precision", "adapter", "freeze", "optimizer")
+        parts = {"start": run.start, "corpus": corpus_of(run), "lr": run.schedule.peak}
+        parts |= {"warmup": run.schedule.warmup, "batch": run.batch_tokens}
+        parts |= {name: getattr(run, name) for name in names}
+    values = {path: value for name, part in parts.items() for path, value in _leaves(encode(part), name)}
+    return {
+        path: f"{path.removesuffix('/kind').split('/')[-1]} {value:{'g' if isinstance(value, float) else ''}}"
+        for path, value in values.items()
+        if path not in UNTOLD
+    }
 
 
-def _fields(value: Any, path: str = "", but: Collection[str] = ()) -> dict[str, str]:
-    """Return the fields of a record, also of records inside it, as "name value" by their path."""
-    if not is_dataclass(value):
-        shown = f"{value:g}" if isinstance(value, float) else str(value)
-        return {path: f"{path.split('/')[-1]} {shown}"}
-    named = [(each.name, getattr(value, each.name)) for each in fields(value) if each.name not in but]
-    inner = [_fields(item, f"{path}/{name}".strip("/")) for name, item in named]
-    kind = {path: f"{path.split('/')[-1]} {type(value).__name__}"} if path else {}
-    return kind | {path: text for some in inner for path, text in some.items()}
+def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{path}/{name}")
+    else:
+        yield path, value if isinstance(value, float) else str(value)
 
 
 # ---------------------------------------------------------------- runs and status

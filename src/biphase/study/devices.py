@@ -1,7 +1,7 @@
 """The measured speed of a device: seconds of a training step, a fine-tuning step and scoring.
 
 `biphase bench scale --save` measures steps, `fit` fits the speeds of a device to them, and `device_named` reads a
-device from STORE/devices/NAME.json or from the shipped assets/devices. A step costs the sum of its parts, each a known
+device from STORE/devices/NAME/PRECISION.json or from the shipped assets/devices. A step costs the sum of its parts, each a known
 amount of work times a fitted speed:
 
     gemm      FLOPs of the matrix products, head included      ┐ together a rate of peak × d / (d + d0):
@@ -30,8 +30,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -76,6 +75,8 @@ TUNING_PRIOR = {
 SCORING_PRIOR = {"compute": (1.0, 0.3), "tokens": (1e-8, 3.0)}
 KINDS = ("pretrain", "finetune", "score")
 
+MEASURE = "biphase bench scale --save"
+
 Terms = dict[str, float]
 
 
@@ -84,16 +85,13 @@ class Speeds:
     """Fitted speeds of a device in one precision, in seconds per unit of each kind of work."""
 
     precision: str
-    measured: dict[
-        str, int
-    ]  # kind of case → how many were measured; the speeds of other kinds are the prior's
-    worst: dict[
-        str, float
-    ]  # largest relative error on the measured cases: what the form of the model cannot express
+    measured: dict[str, int]  # kind of case → how many were measured; other kinds have the prior's speeds
+    worst: dict[str, float]  # kind of case → largest relative error on its cases
     micro_tokens: float  # tokens per micro-batch in the measurements
     base: Terms
     finetune: Terms
     score: Terms
+    form: int = FORM
 
     def step(
         self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
@@ -120,12 +118,6 @@ class Speeds:
     def scoring(self, shape: ModelShape, tokens: float, length: float = SCORED_LENGTH) -> float:
         """Return the seconds to score `tokens` tokens in texts of this mean length."""
         return _time(self.score, _scoring(self.base, shape, tokens, length))
-
-
-def speeds_of(model: Mapping[str, Any], precision: str) -> Speeds | None:
-    """Return the speeds that `fit` found in this precision, or None if it was not measured."""
-    fitted = model["precisions"].get(precision)
-    return None if fitted is None else Speeds(precision, **fitted)
 
 
 # ---------------------------------------------------------------- amounts of work
@@ -190,18 +182,13 @@ def _time(speeds: Mapping[str, float], work: Mapping[str, float]) -> float:
 # ---------------------------------------------------------------- fitting
 
 
-def fit(cases: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Fit the speeds of a device to measured cases, separately for each precision; the result is JSON."""
-    by_precision: dict[str, list[Mapping[str, Any]]] = {}
-    for case in cases:
-        if case.get("packing") != "documents":  # where the attended length depends on the text
-            by_precision.setdefault(_precision(case), []).append(case)
-    if not by_precision:
-        raise SpecError("there are no measured cases to fit; make some: biphase bench scale --save")
-    return {"form": FORM, "precisions": {name: _fit(name, some) for name, some in by_precision.items()}}
-
-
-def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
+def fit(cases: Sequence[Mapping[str, Any]]) -> Speeds:
+    """Fit the speeds of a device to its measured cases of one precision."""
+    # With document masking, the attended length depends on the text.
+    cases = [case for case in cases if case.get("packing") != "documents"]
+    if not cases:
+        raise SpecError(f"there are no measured cases to fit; make some: {MEASURE}")
+    precision = cases[0]["precision"]
     pretrain, finetune, score = ([case for case in cases if case["kind"] == kind] for kind in KINDS)
     steps = [_case_work(case, precision) for case in pretrain]
     took = [float(case["seconds"]) for case in pretrain]
@@ -220,14 +207,15 @@ def _fit(precision: str, cases: list[Mapping[str, Any]]) -> dict[str, Any]:
         "score": (_solve(scored, scored_took, SCORING_PRIOR), scored, scored_took),
     }
     micro_tokens = [case["rows"] * case["length"] for case in pretrain]
-    return {
-        "measured": {kind: len(works) for kind, (_, works, _) in fits.items() if works},
-        "worst": {kind: _worst(*fit) for kind, fit in fits.items() if fit[1]},
-        "micro_tokens": float(median(micro_tokens)) if pretrain else 1.0,
-        "base": base,
-        "finetune": fits["finetune"][0],
-        "score": fits["score"][0],
-    }
+    return Speeds(
+        precision,
+        measured={kind: len(works) for kind, (_, works, _) in fits.items() if works},
+        worst={kind: _worst(*fit) for kind, fit in fits.items() if fit[1]},
+        micro_tokens=float(median(micro_tokens)) if pretrain else 1.0,
+        base=base,
+        finetune=fits["finetune"][0],
+        score=fits["score"][0],
+    )
 
 
 def _slowness(
@@ -283,13 +271,11 @@ def _tuned_work(base: Terms, case: Mapping[str, Any], precision: str) -> Terms:
 
 
 # ---------------------------------------------------------------- devices
-# A device file holds its title, date and versions, the measured cases and the speeds fitted to them. If both the
-# store and the shipped assets have a device, the store's file takes precedence; the shipped one adds precisions
-# that it lacks.
+# A device is a folder with one file for each precision: the device's title, the date and versions, the measured cases
+# and the speeds fitted to them. A file of the store takes precedence over the shipped one of the same precision.
 
 
 SHIPPED = ASSETS / "devices"
-MEASURE = "biphase bench scale --save"
 PLANNED_DEVICE = "h200"  # assumed where this machine has no GPU
 DRIVER = Path("/proc/driver/nvidia/gpus")
 ASK_SECONDS = 5.0
@@ -299,63 +285,59 @@ _MAKERS = re.compile(r"nvidia|amd|geforce|instinct|quadro|tesla|radeon|graphics|
 
 
 @dataclass(frozen=True)
-class Origin:
-    """When one precision was measured, and with which torch version."""
+class Measurement:
+    """The measured steps of a device in one precision, and the speeds fitted to them."""
 
+    title: str  # the manufacturer's name of the device
     date: str
-    torch: str
+    torch: str  # its version
     shipped: bool
+    cases: tuple[dict[str, Any], ...]
+    speeds: Speeds
 
 
 @dataclass(frozen=True)
 class PricedDevice:
-    """A measured device: fitted speeds, and the measurements they come from."""
+    """A measured device."""
 
     name: str
-    title: str  # the manufacturer's name
-    model: dict[str, Any]  # the result of `fit`
-    origins: dict[str, Origin]  # by precision
-    cases: tuple[dict[str, Any], ...] = ()  # the measured steps that the model is fitted to
+    measurements: dict[str, Measurement]  # by precision
+
+    @property
+    def title(self) -> str:
+        return next(each.title for each in self.measurements.values())
+
+    def speeds(self, precision: str) -> Speeds | None:
+        """Return the speeds in this precision, or None if it was not measured."""
+        measurement = self.measurements.get(precision)
+        return measurement.speeds if measurement else None
 
     def when(self, precisions: Collection[str]) -> str:
         """Say when these precisions were measured, and with which torch version."""
-        origins = [(name, self.origins[name]) for name in precisions]
-        dates = {name: f"{origin.date}, torch {origin.torch}" for name, origin in origins}
+        chosen = {name: self.measurements[name] for name in precisions}
+        dates = {name: f"{each.date}, torch {each.torch}" for name, each in chosen.items()}
         if len(set(dates.values())) == 1:
             return f"measured {next(iter(dates.values()))}"
         return f"measured {'; '.join(f'{name} {when}' for name, when in dates.items())}"
 
-    def completed_by(self, other: PricedDevice) -> PricedDevice:
-        """Add the precisions that only `other` has; each precision is fitted separately, so they are independent."""
-        precisions = other.model["precisions"] | self.model["precisions"]
-        return replace(
-            self,
-            model=self.model | {"precisions": precisions},
-            origins=other.origins | self.origins,
-            cases=(*self.cases, *(case for case in other.cases if _precision(case) not in self.origins)),
-        )
-
     def steps_behind(self, precisions: Collection[str]) -> str:
         """Say which measured steps the speeds in these precisions are fitted to, and how well."""
+        chosen = [self.measurements[name] for name in precisions]
         measured: dict[str, set[str]] = {}
-        for case in self.cases:
-            if _precision(case) in precisions:
-                measured.setdefault(_measured_step(case), set()).add(case["size"])
+        for case in (case for each in chosen for case in each.cases):
+            measured.setdefault(_measured_step(case), set()).add(case["size"])
         steps = [
             f"{step} at {', '.join(size for size in SIZES if size in sizes)}"
             for step, sizes in measured.items()
         ]
-        worst = max(max(self.model["precisions"][name]["worst"].values()) for name in precisions)
+        worst = max(max(each.speeds.worst.values()) for each in chosen)
         return f"measured steps behind these hours: {'; '.join(steps)}; fitted within {worst:.0%}"
 
     def not_measured(self, sizes: Collection[str]) -> list[str]:
         """Return the sizes of which no pretraining step was measured."""
-        measured = {case["size"] for case in self.cases if case["kind"] == "pretrain"}
+        cases = [case for each in self.measurements.values() for case in each.cases]
+        measured = {case["size"] for case in cases if case["kind"] == "pretrain"}
         return [size for size in sizes if size not in measured]
-
-
-def _precision(case: Mapping[str, Any]) -> str:
-    return case.get("precision", "bf16")
 
 
 def _measured_step(case: dict[str, Any]) -> str:
@@ -405,34 +387,30 @@ def device_named(
 
     `measure`: the command that measures a device into this store, for messages.
     """
-    folders = [folder for folder in (store.root / "devices", shipped) if name in _names(folder)]
-    measured = [_read(path / f"{name}.json", shipped=path == shipped, measure=measure) for path in folders]
-    if measured:
-        return reduce(PricedDevice.completed_by, measured)
-    if name in DEVICES:
-        return None
-    raise SpecError(f"there is no device {name!r}; {nearest(name, sorted(known_devices(store, shipped)))}")
+    known = known_devices(store, shipped)
+    if name not in known:
+        raise SpecError(f"there is no device {name!r}; {nearest(name, sorted(known))}")
+    files = {path.stem: path for path in sorted((shipped / name).glob("*.json"))}
+    files |= {path.stem: path for path in sorted((store.root / "devices" / name).glob("*.json"))}
+    measured = {precision: _read(path, shipped, measure) for precision, path in files.items()}
+    return PricedDevice(name, measured) if measured else None
 
 
 def _names(folder: Path) -> set[str]:
-    return {path.stem for path in folder.glob("*.json")}
+    return {path.parent.name for path in folder.glob("*/*.json")}
 
 
-def _read(path: Path, *, shipped: bool, measure: str) -> PricedDevice:
+def _read(path: Path, shipped: Path, measure: str) -> Measurement:
     try:
         saved = read_checked(path)
-        model = saved.get("model")
-        if not isinstance(model, dict) or model.get("form") != FORM:  # fitted by another version
-            model = fit(saved["cases"])
-        for precision in model["precisions"]:
-            speeds_of(model, precision)
-        earlier = saved.get("earlier", {})
-        origins = {name: _origin(earlier.get(name, saved), shipped) for name in model["precisions"]}
-        title = str(saved.get("device", path.stem))
-        return PricedDevice(path.stem, title, model, origins, tuple(saved["cases"]))
+        speeds = saved["speeds"]
+        return Measurement(
+            str(saved["device"]),
+            str(saved["date"])[:10],
+            str(saved["versions"]["torch"]).split("+")[0],
+            path.is_relative_to(shipped),
+            tuple(saved["cases"]),
+            Speeds(**speeds) if speeds.get("form") == FORM else fit(saved["cases"]),
+        )
     except (KeyError, TypeError, AttributeError, ValueError, BiphaseError):
         raise StoreError(f"{path} is no measured device; remove it, or measure it again: {measure}") from None
-
-
-def _origin(saved: dict[str, Any], shipped: bool) -> Origin:
-    return Origin(str(saved["date"])[:10], str(saved["versions"]["torch"]).split("+")[0], shipped)

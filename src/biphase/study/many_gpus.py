@@ -23,7 +23,7 @@ from biphase.protocol import GIB, RECOMPUTE_TOKENS, micro_rows, rows_per_slice, 
 from biphase.specs import Hub, Pretrain, Size
 from biphase.store import Store
 from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of
-from biphase.study.devices import PLANNED_DEVICE, Speeds, at_hand, device_named, speeds_of
+from biphase.study.devices import PLANNED_DEVICE, Speeds, at_hand, device_named
 from biphase.study.plan import Plan, TrainingJob
 from biphase.study.prices import EFFICIENCY
 from biphase.text import short, si
@@ -279,7 +279,7 @@ class ManyGpus:
                     f"--gpus {gpus}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
                     f"type --gpus {run.rows_per_step}"
                 )
-            speeds = speeds_of(machine.model, run.precision) if machine else None
+            speeds = machine.speeds(run.precision) if machine else None
             self.models.append(
                 self._scaled(jobs, shape, speeds if speeds and "pretrain" in speeds.measured else None)
             )

@@ -18,7 +18,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from biphase.errors import BiphaseError
@@ -46,7 +46,6 @@ from biphase.study.devices import (
     at_hand,
     device_named,
     known_devices,
-    speeds_of,
 )
 from biphase.study.ledger import finetunings, finished, lenders
 from biphase.study.plan import Plan, TrainingJob
@@ -106,7 +105,11 @@ class Bill:
         """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
         if self.machine is None:
             return None
-        origins = {name: asdict(self.machine.origins[name]) for name in self.precisions}
+        origins = {
+            name: {"date": each.date, "torch": each.torch, "shipped": each.shipped}
+            for name, each in self.machine.measurements.items()
+            if name in self.precisions
+        }
         return {
             "measured": {"device": self.machine.title, "precisions": origins},
             "pretraining_hours": self.pretraining(),
@@ -291,7 +294,7 @@ class _Pricing:
         return self.shapes[cached]
 
     def _speeds(self, precision: str, work: str) -> Speeds | None:
-        speeds = speeds_of(self.machine.model, precision)
+        speeds = self.machine.speeds(precision)
         kinds = {"pretraining": ["pretrain"], "fine-tuning": ["finetune", "score"]}[work]
         if speeds and all(kind in speeds.measured for kind in kinds):
             worst = max(speeds.worst.values())

@@ -142,7 +142,7 @@ def _fingerprints(plan: Plan, store: Store) -> str:
 def _device(plan: Plan, store: Store) -> str:
     from biphase.study.devices import SHIPPED
 
-    return (SHIPPED / "h200.json").read_text()
+    return (SHIPPED / "h200" / "bf16.json").read_text()
 
 
 KINDS: dict[str, Kind] = {
@@ -167,7 +167,7 @@ KINDS: dict[str, Kind] = {
     "metadata of a trial": _file(_metadata_of_trial, "trial.json"),
     "pins": _written("pins.json", lambda plan, store: json.dumps({"owner/name": COMMIT}), by_others=True),
     "fingerprints": _written(f"studies/{{study}}/{FINGERPRINTS}", _fingerprints, memory=True),
-    "device": _written("devices/h200.json", _device),
+    "device": _written("devices/h200/bf16.json", _device),
     "plan": _written("studies/{study}/plan.json", lambda plan, store: "", memory=True),
     "plan of another study": _written(
         "studies/other/plan.json",

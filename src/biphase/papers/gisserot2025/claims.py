@@ -398,6 +398,7 @@ EFFICIENCY = (
         needs="needs an MLM 40% and a CLM run of the same size and length, and three learning rates or more",
         on=ALL,
         only_if=lambda finetune: len(finetune.lrs) >= 3,  # of two the spread would be a single difference
+        every_rate=True,
         models=BOTH,
         contrasts=(
             Pattern(

@@ -61,9 +61,13 @@ def plan_of(*runs, question="Why?", finetune=None):
     return make_plan(Study("s", runs, finetune), OUTSIDE, question)
 
 
+def count(plan, done):
+    return ledger.Count(done, len(list(ledger.finetunings(plan))))
+
+
 def shown(plan, done=(), tuned=0, device="cpu", efficiency=0.5):
     bill = price_by_flops(plan, device, efficiency)
-    return render(plan, done=done, tuned=tuned, bill=bill, command_path="s.py", claims=[])
+    return render(plan, done=done, tuned=count(plan, tuned), bill=bill, command_path="s.py", claims=[])
 
 
 def family():
@@ -206,14 +210,14 @@ def test_a_model_as_it_is_may_be_all_that_is_fine_tuned():
     plan = plan_of(hub, finetune=Finetune(TASKS[:1], lrs=(1e-4,), seeds=(0,)))
     assert "biphase run s.py" in shown(plan).splitlines()[-1]
     assert "biphase report s.py" in shown(plan, tuned=1).splitlines()[-1]
-    data = plan_json(plan, done=(), tuned=1, bill=price_by_flops(plan, "h200", 0.4))
+    data = plan_json(plan, done=(), tuned=count(plan, 1), bill=price_by_flops(plan, "h200", 0.4))
     assert (data["finetunings"], data["finetunings_done"], data["scores"]) == (1, 1, 1)
 
 
 def test_a_program_gets_the_same_numbers():
     plan = family()
     done = list(plan.jobs)[:2]
-    data = plan_json(plan, done=done, tuned=0, bill=price_by_flops(plan, "h200", 0.4))
+    data = plan_json(plan, done=done, tuned=count(plan, 0), bill=price_by_flops(plan, "h200", 0.4))
     assert json.loads(json.dumps(data)) == data
     assert data["done"] == done
     assert data["costs"]["tokens"] == 21_000 * 128

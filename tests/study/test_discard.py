@@ -37,6 +37,8 @@ def test_the_best_rates_are_kept():
     assert best_rates(scores, 1) == (2e-4,)
     assert best_rates(scores, 2) == (2e-4, 4e-4)
     assert best_rates(dict.fromkeys(scores, 0.5), 2) == (1e-4, 2e-4), "ties go to the lowest rates"
+    beyond = {(5e-5, 0): 0.5, (5e-5, 1): 0.5}
+    assert best_rates(dict.fromkeys(scores, 0.5) | beyond, 2) == (1e-4, 2e-4), "an extension must be better"
     assert best_rates(scores | {(1e-4, 1): None}, 2) == (), "no choice while a score is missing"
 
 

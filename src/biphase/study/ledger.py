@@ -512,13 +512,16 @@ RATE_DIGITS = 3  # significant digits of a rate that extends a grid
 
 
 def best_rates(validation: Mapping[Cell, float | None], keep: int) -> tuple[float, ...]:
-    """Return the `keep` rates with the best mean validation scores, ascending; none while a score is missing."""
+    """Return the `keep` rates with the best mean validation scores, ascending; none while a score is missing.
+
+    Of equal rates the first is kept: the lowest of the study's grid, and that grid before its extension.
+    """
     scores: dict[float, list[float]] = defaultdict(list)
     for (lr, _), score in validation.items():
         if score is None:
             return ()
         scores[lr].append(score)
-    ranked = sorted(scores, key=lambda lr: (-math.fsum(scores[lr]) / len(scores[lr]), lr))
+    ranked = sorted(scores, key=lambda lr: -math.fsum(scores[lr]) / len(scores[lr]))
     return tuple(sorted(ranked[:keep]))
 
 

@@ -93,7 +93,7 @@ def write_leaves(ledger: Ledger, result: str) -> int:
     """Every trial of a result."""
     made: dict[str, Invented] = {}
     count = 0
-    for training in finetunings(ledger.plan, {ledger.plan.results[result]}):
+    for training in finetunings(ledger.plan, models={ledger.plan.results[result]}):
         for trial in training.trials:
             if trial.task.name not in made:
                 made[trial.task.name] = Invented(ledger, result, trial.task)

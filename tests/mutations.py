@@ -499,6 +499,23 @@ MUTATIONS = [
         "a missing trial might have been the best",
     ),
     Mutation(
+        "rates are screened with reported seeds",
+        "specs/study.py",
+        "if shared := sorted({*discard.seeds} & {*self.seeds}):",
+        "if shared := sorted({*discard.seeds} - {*discard.seeds}):",
+        "study/test_discard.py::test_what_cannot_be_is_refused",
+        "the intervals of reported seeds would hide the selection",
+    ),
+    Mutation(
+        "rates kept before all are screened",
+        "study/ledger.py",
+        "        if score is None:\n            return ()\n",
+        "        if score is None:\n            continue\n",
+        "study/test_discard.py::test_the_best_rates_are_kept",
+        "a missing trial might have been the best, and workers would disagree",
+        subtle=True,
+    ),
+    Mutation(
         "fine-tuning order ignores the epoch",
         "finetune/trial.py",
         'order = permute(numbers, size, salt(seed, "order", epoch)).numpy()',

@@ -105,8 +105,11 @@ def _rate_until(run: Pretrain, step: int) -> list[object]:
     return [*rate, decay, run.steps] if step > decay else rate
 
 
-def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int) -> str:
-    """Return the key of a fine-tuned model: the pretrained model, the dataset and the hyperparameters."""
+def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int, share: float = 1.0) -> str:
+    """Return the key of a fine-tuned model: the pretrained model, the dataset and the hyperparameters.
+
+    `share`: of the task's steps that are trained; below 1 when learning rates are screened (`Finetune.discard`).
+    """
     return content_key(
         {
             "generation": TRIAL_GENERATION,
@@ -120,6 +123,7 @@ def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: in
             "warmup": spec.warmup,
             "optimizer": encode(spec.optimizer),
             "causal": spec.causal,
+            **({"share": share} if share < 1 else {}),
         }
     )
 

@@ -103,11 +103,12 @@ _TRIAL: Shape = {
     "lr": number,
     "seed": whole,
     "metric": text,
-    "scores": {part: {"*": number} for part in PARTS},
-    "examples": dict.fromkeys(PARTS, positive),
+    "scores": {"validation": {"*": number}, "test?": {"*": number}},
+    "examples": {"validation": positive, "test?": positive},
     "seconds": {"*": amount},
     "machine": {"*": text},
     "training?": is_key,
+    "share?": lambda value: number(value) and 0 < value < 1,  # of the steps, if it screens learning rates
     "steps?": count,
     "baselines?": {"*": {"*": {"what": text, **dict.fromkeys(PARTS, number)}}},
     "constant?": lambda value: (
@@ -156,14 +157,20 @@ def check_line(line: Any) -> dict[str, Any]:
 
 
 def check_trial(trial: Any, key: str) -> dict[str, Any]:
-    """Check a trial: its metrics must be those of its task family, and every score must lie in its range."""
+    """Check a trial: its metrics must be those of its task family, and every score must lie in its range.
+
+    A trial that screens learning rates has validation scores only, every other has both.
+    """
     _fit(trial, _TRIAL)
     if trial["key"] != key:
         raise StoreError(f"it is not of the trial {key}")
     family = _FAMILIES.get(trial["task"]["form"]["kind"])
     if family is None or trial["metric"] != family.selects.get(trial["finetune"]["protocol"]):
         raise StoreError(f"metric is {trial['metric'][:40]!r}")
-    for part in PARTS:
+    parts = PARTS[:1] if "share" in trial else PARTS
+    if set(trial["scores"]) != set(parts) or set(trial["examples"]) != set(parts):
+        raise StoreError(f"scores and examples are not of {' and '.join(parts)}")
+    for part in parts:
         if trial["metric"] not in trial["scores"][part]:
             raise StoreError(f"scores.{part} lacks {trial['metric']}")
         for name, score in trial["scores"][part].items():

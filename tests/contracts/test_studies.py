@@ -13,6 +13,7 @@ from biphase.report import verdicts
 from biphase.specs import WSD, Pretrain
 from biphase.store import Store
 from biphase.study.describe import PAGE, Bill, plan_json, render
+from biphase.study.ledger import Count
 from biphase.study.load import load
 from biphase.study.plan import Plan, make_plan, save_plan
 
@@ -43,11 +44,13 @@ def test_every_study_is_printed_on_the_page(path):
     plan = planned(path.stem)
     claims = verdicts.render(verdicts.prospects(plan, None, papers_of(plan.study)))
     bill = Bill("h200", 0.4)
-    text = render(plan, done=(), tuned=0, bill=bill, command_path=f"studies/{path.name}", claims=claims)
+    text = render(
+        plan, done=(), tuned=Count(0, 1), bill=bill, command_path=f"studies/{path.name}", claims=claims
+    )
     assert "\n".join(claims) in text
     assert max(map(len, text.splitlines())) <= PAGE
     assert all(name in text for name in plan.results)
-    json.dumps(plan_json(plan, done=(), tuned=0, bill=bill), allow_nan=False)
+    json.dumps(plan_json(plan, done=(), tuned=Count(0, 1), bill=bill), allow_nan=False)
 
 
 # ---------------------------------------------------------------- the paper
@@ -142,7 +145,9 @@ def test_the_steps_of_the_whole_paper_are_those_of_the_document():
         == 122_000
     )
     assert own_steps(plan, ON_THE_WAY, BASE) == 0
-    text = render(plan, done=(), tuned=0, bill=Bill("h200", 0.4), command_path="studies/paper.py", claims=[])
+    text = render(
+        plan, done=(), tuned=Count(0, 1), bill=Bill("h200", 0.4), command_path="studies/paper.py", claims=[]
+    )
     assert next(line for line in text.splitlines() if line.startswith("38 runs")) in DOCUMENT
 
 

@@ -576,7 +576,7 @@ def test_merging_again_changes_nothing(plan, finished, file, other):
 def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
     gone = plan.results["both"]
     shutil.rmtree(finished.checkpoints / gone)
-    for trial in (trial for tuning in finetunings(plan, {gone}) for trial in tuning.trials):
+    for trial in (trial for tuning in finetunings(plan, models={gone}) for trial in tuning.trials):
         shutil.rmtree(finished.trials / trial.key)
     ledger.note_failure(plan, finished, gone, ValueError("the disk was full"))
     ledger.note_failure(plan, finished, plan.results["clm"], ValueError("mended since"))

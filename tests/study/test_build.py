@@ -210,6 +210,23 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     assert f"{sum(scores['test']) / 2 * 100:.2f}" in row
 
 
+def test_learning_rates_are_discarded_early(verb, model_folders, own_csv, tmp_path):
+    store = Store(tmp_path / "store")
+    command = ("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", store.root, *SMALL)
+    code, out, told = verb(*command, "--discard", "1", "--dry-run")
+    assert (code, "2 fine-tunings and 4 short ones" in out) == (0, True)
+    code, out, told = verb(*command, "--discard", "1", "--json")
+    assert code == 0
+    (scores,) = json.loads(out)["scores"]
+    assert (scores["done"], scores["of"], len(scores["test"])) == (2, 2, 2)
+    abouts = [about for about, _ in published(store).values()]
+    screened = [about for about in abouts if "share" in about]
+    assert {about["seed"] for about in screened} == {1000, 1001}
+    assert len(abouts) - len(screened) == 2
+    code, _, told = verb(*command, "--discard", "2")
+    assert (code, "2 of 2" in told) == (2, True)
+
+
 def test_a_dry_run_says_what_was_understood_and_leaves_nothing(verb, model_folders, own_csv, tmp_path):
     command = ("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
     code, out, told = verb(*command, "--dry-run")

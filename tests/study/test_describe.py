@@ -57,9 +57,13 @@ def plan_of(*runs, question="Why?", finetune=None):
     return make_plan(Study("s", runs, finetune), OUTSIDE, question)
 
 
+def count(plan, done):
+    return ledger.Count(done, len(list(ledger.finetunings(plan))))
+
+
 def shown(plan, done=(), tuned=0, device="cpu", efficiency=0.5):
     bill = price_by_flops(plan, device, efficiency)
-    return render(plan, done=done, tuned=tuned, bill=bill, command_path="s.py", claims=[])
+    return render(plan, done=done, tuned=count(plan, tuned), bill=bill, command_path="s.py", claims=[])
 
 
 def family():
@@ -186,7 +190,7 @@ def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_r
 def test_a_program_gets_the_same_numbers():
     plan = family()
     done = list(plan.jobs)[:2]
-    data = plan_json(plan, done=done, tuned=0, bill=price_by_flops(plan, "h200", 0.4))
+    data = plan_json(plan, done=done, tuned=count(plan, 0), bill=price_by_flops(plan, "h200", 0.4))
     assert json.loads(json.dumps(data)) == data
     assert data["done"] == done
     assert data["costs"]["tokens"] == 21_000 * 128

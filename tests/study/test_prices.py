@@ -35,7 +35,7 @@ from biphase.study import devices
 from biphase.study.costs import shape_of, shape_of_size
 from biphase.study.describe import plan_json, summary
 from biphase.study.devices import Measurement, PricedDevice, fit
-from biphase.study.ledger import finetunings
+from biphase.study.ledger import count, finetunings
 from biphase.study.many_gpus import (
     INTERCONNECTS,
     Load,
@@ -155,8 +155,8 @@ def test_what_cannot_be_priced_is_left_out_and_said():
     made = price(plan_of(ONE, far, small, finetune=Finetune(tasks)), FAST)
     assert len(made.jobs) == 1
     assert not made.priced
-    assert {task for _, task in made.tunings} == {"sst2"}
-    assert {task for _, task in made.grids} == {"sst2", "record"}
+    assert {task for _, task, _ in made.tunings} == {"sst2"}
+    assert {task for _, task, _ in made.grids} == {"sst2", "record"}
     facts = (("record",), ("org/m",), ("fp32", "fast", "biphase bench scale --save --precision fp32"))
     for note, known in zip((*made.notes, *made.unmeasured), facts, strict=True):
         assert all(fact in note for fact in known)
@@ -210,11 +210,11 @@ def finish(store, plan, count):
 def test_what_is_left_is_priced_too(tmp_path):
     plan, store = tuned_plan(), store_with(tmp_path)
     finish(store, plan, 3)
-    assert left_of(plan, store) == {(plan.results["a"], "mnli"): 1}
+    assert left_of(plan, store) == {(plan.results["a"], "mnli", 1.0): 1}
     made = bill(plan, store, "fast", None, tuned=3)
-    last = summary(plan, list(plan.jobs), 3, made, "s.py")[-1]
+    last = summary(plan, list(plan.jobs), count(plan, store), made, "s.py")[-1]
     assert all(fact in last for fact in ("1 of 1", "3 of 4", "6 s", "biphase run s.py"))
-    told = plan_json(plan, done=list(plan.jobs), tuned=3, bill=made)
+    told = plan_json(plan, done=list(plan.jobs), tuned=count(plan, store), bill=made)
     assert json.loads(json.dumps(told)) == told
     prices = told["prices"]
     assert prices["pretraining_hours_left"] == 0
@@ -232,7 +232,7 @@ def test_where_nothing_can_be_priced_flops_are_taken_instead(tmp_path):
     made = bill(small, store, "h200", None, tuned=0)
     assert (made.machine, len(made.notes)) == (None, 1)
     assert "h200" in made.notes[0]
-    assert "h200 at 40%" in "\n".join(summary(small, (), 0, made, "s.py"))
+    assert "h200 at 40%" in "\n".join(summary(small, (), count(small, store), made, "s.py"))
     stated = bill(tuned_plan(), store, "h200", 0.5, tuned=0)
     assert (stated.machine, stated.efficiency, stated.notes) == (None, 0.5, ())
 
@@ -253,7 +253,9 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     plan, store = tuned_plan(), store_with(tmp_path)
     made = bill(plan, store, "", None, tuned=0)
     assert (made.device, made.efficiency) == ("cpu", 0.4)
-    assert "--device h200" in "\n".join(summary(plan, (), 0, made, "s.py")), "how to price a GPU"
+    assert "--device h200" in "\n".join(summary(plan, (), count(plan, store), made, "s.py")), (
+        "how to price a GPU"
+    )
     driver = tmp_path / "driver" / "0"
     driver.mkdir(parents=True)
     monkeypatch.setattr(devices, "DRIVER", tmp_path / "driver")
@@ -262,28 +264,30 @@ def test_without_a_device_the_one_at_hand_is_priced(tmp_path, monkeypatch):
     assert bill(plan, store, "", None, tuned=0).device == "fast", "measured into this store"
     (driver / "information").write_text("Model: NVIDIA Odd 7\n")
     made = bill(plan, store, "", None, tuned=0)
-    text = "\n".join(summary(plan, (), 0, made, "s.py"))
+    text = "\n".join(summary(plan, (), count(plan, store), made, "s.py"))
     assert all(fact in text for fact in ("odd-7", "biphase bench scale"))
     assert "hours on" not in text
-    json.dumps(plan_json(plan, done=(), tuned=0, bill=made), allow_nan=False)
+    json.dumps(plan_json(plan, done=(), tuned=count(plan, store), bill=made), allow_nan=False)
 
 
 def test_elapsed_time_and_the_longest_chain_are_told(tmp_path):
     plan, store = plan_of(run("a", (CLM(), 2_000)), run("b", (MLM(0.4), 1_000))), store_with(tmp_path)
     one, two = (bill(plan, store, "fast", None, tuned=0, workers=n) for n in (1, 2))
     took = {key: one.jobs[plan.results[key]] for key in ("a", "b")}
-    told = plan_json(plan, done=(), tuned=0, bill=two)["elapsed"]
+    told = plan_json(plan, done=(), tuned=count(plan, store), bill=two)["elapsed"]
     assert told == {"workers": 2, "seconds": took["a"], "chain": took["a"], "ends": "a"}
-    alone = plan_json(plan, done=(), tuned=0, bill=one)["elapsed"]["seconds"]
+    alone = plan_json(plan, done=(), tuned=count(plan, store), bill=one)["elapsed"]["seconds"]
     assert alone == pytest.approx(sum(took.values()))
-    assert f"{duration(took['a'])} on 2 fast" in " ".join(" ".join(summary(plan, (), 0, two, "s.py")).split())
+    assert f"{duration(took['a'])} on 2 fast" in " ".join(
+        " ".join(summary(plan, (), count(plan, store), two, "s.py")).split()
+    )
 
 
 def test_token_shards_are_part_of_the_disk_and_repeated_text_is_said(tmp_path):
     long = run("long", (CLM(), 700), corpus="fineweb-edu", batch_tokens=2**28)
     plan = plan_of(long, run("short", (CLM(), 10), corpus="fineweb-edu"))
     store = store_with(tmp_path)
-    text = "\n".join(summary(plan, (), 0, bill(plan, store, "fast", None, tuned=0), "s.py"))
+    text = "\n".join(summary(plan, (), count(plan, store), bill(plan, store, "fast", None, tuned=0), "s.py"))
     assert all(fact in text for fact in ("400 GB", "188B tokens", "1.9 epochs"))
     own = Corpus("mine", str(tmp_path / "texts.txt"), BPE(500), tokens=1_000)
     few = plan_of(run("few", (CLM(), 10), start=SIZES["1m"], corpus=own))

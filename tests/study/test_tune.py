@@ -298,11 +298,12 @@ def test_a_training_whose_lease_was_lost_publishes_nothing(plan, finished, worke
     with pytest.raises(Stopped):
         tuner.compute(one, lambda: True)
     assert not list(finished.trials.iterdir())
-    assert tuner.seconds_left([one]) is None
+    assert tuner.seconds_left([("toys", 1)]) is None
     assert tuner.compute(one, lambda: False).metrics["accuracy"] >= 0
-    assert tuner.seconds_left([one, one]) == pytest.approx(2 * tuner.seconds["toys"][0])
-    other = next(training for training in finetunings(plan) if training.task.name == "facts")
-    assert tuner.seconds_left([other]) == pytest.approx(tuner.seconds["toys"][0]), "taken for an average one"
+    assert tuner.seconds_left([("toys", 2)]) == pytest.approx(2 * tuner.seconds["toys"][0])
+    assert tuner.seconds_left([("facts", 1)]) == pytest.approx(tuner.seconds["toys"][0]), (
+        "taken for an average one"
+    )
 
 
 # ---------------------------------------------------------------- failures
@@ -335,7 +336,7 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
     said = []
     outcome = worker(plan, finished, said).work()
     model = plan.results["clm"]
-    failed = {one.key for one in finetunings(plan, {model})}
+    failed = {one.key for one in finetunings(plan, models={model})}
     assert set(outcome.failed) == set(ledger.failures(plan, finished)) == failed
     assert outcome.computed == 16
     assert all("finite numbers" in error for error in outcome.failed.values())

@@ -20,6 +20,12 @@ Model = Annotated[
     str,
     Argument(metavar="MODEL", help="folder, owner/name@commit, or first digits of a checkpoint's key"),
 ]
+Keep = Annotated[
+    int,
+    Option(
+        "--discard", min=0, metavar="K", help="screen the learning rates briefly, keep the best K; 0: all"
+    ),
+]
 Data = Annotated[Path | None, Option(help="folder with local copies of known tasks")]
 
 
@@ -52,6 +58,7 @@ def adapt(
     lrs: str = Option("2e-5,5e-5,1e-4", help="with --tasks: learning rates, comma-separated"),
     seeds: str = Option("0-2", help="with --tasks: seeds, comma-separated or as 0-4"),
     task_steps: int = Option(0, min=0, help="with --tasks: steps per task; 0: the task's own"),
+    discard: Keep = 0,
     data: Data = None,
     for_time: ForTime = "",
     processes: int = Option(1, min=1, help="processes that train together (torchrun)"),
@@ -72,7 +79,7 @@ def adapt(
         tokens=tokens, gguf=gguf, windows=windows,
     )  # fmt: skip
     chosen = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
-    grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0) if chosen else None
+    grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0, discard) if chosen else None
     store = Store.open(store_folder)
     study = adaptation(model, options, store, grid)
     at = "" if with_store(Path("x"), store_folder) == "x" else f" --store {shlex.quote(str(store_folder))}"
@@ -96,6 +103,7 @@ def evaluate(
     lrs: str = Option("", help="learning rates, comma-separated", show_default=LRS),
     seeds: str = Option("", help="seeds, comma-separated or as 0-4", show_default=SEEDS),
     steps: int = Option(0, min=0, help="fine-tuning steps per task; 0: the task's own"),
+    discard: Keep = 0,
     protocol: str = Option("standard", help="standard or paper, see docs/tasks.md"),
     precision: str = Option("", help="fp32, bf16 or pure-bf16; default: the protocol's, on a CPU fp32"),
     length: int = Option(0, min=0, help="longest input in tokens; 0: 99% of the model's context"),
@@ -132,7 +140,9 @@ def evaluate(
     chosen = tasks_named(tasks, own, data=data, steps=steps, lrs=lrs, seeds=seeds)
     default = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
     precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
-    grid = finetuning(chosen, lrs or default[0], seeds or default[1], protocol, precision, documents, length)
+    grid = finetuning(
+        chosen, lrs or default[0], seeds or default[1], protocol, precision, documents, length, discard
+    )
     store = Store.open(store_folder)
     if dry_run:
         run_named(model, store, note=False)
@@ -166,8 +176,9 @@ def _describe_datasets(grid: Finetune, *, as_json: bool) -> None:
     from biphase.text import counted
 
     datasets = [describe(task, download=True) for task in grid.tasks]
-    trained = sum(task.is_trained for task in grid.tasks) * len(grid.lrs) * len(grid.seeds)
+    trained = sum(task.is_trained for task in grid.tasks) * grid.rates * len(grid.seeds)
     count = counted(trained, "fine-tuning") if trained else counted(len(datasets), "score")
+    count += f" and {counted(grid.screenings, 'short one')}" if grid.screenings else ""
     lines = [line for dataset in datasets for line in dataset.lines()]
     lines.append(
         f"{count} would be made; nothing was computed or written. To compute: the same without --dry-run"

@@ -75,12 +75,12 @@ def plan(
         claims = verdicts.prospects(plan, gather(plan, store) if tuned.done else None, papers_of(plan.study))
     scaled = ManyGpus(plan, store, gpus, device) if gpus else None
     if as_json:
-        facts = plan_json(plan, done=done, tuned=tuned.done, bill=priced)
+        facts = plan_json(plan, done=done, tuned=tuned, bill=priced)
         facts |= {"claims": verdicts.as_json(claims)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(facts, indent=1))
         return
     lines, path = verdicts.render(claims) if claims else [], with_store(study_file, store_folder)
-    show(render(plan, done=done, tuned=tuned.done, bill=priced, command_path=path, claims=lines))
+    show(render(plan, done=done, tuned=tuned, bill=priced, command_path=path, claims=lines))
     if scaled:
         show("\n".join(scaled.render()))
 

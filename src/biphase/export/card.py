@@ -156,8 +156,8 @@ def grids_of(model: str, store: Store) -> list[TaskScores]:
             about = read_trial(store, key)
         except StoreError:  # `status` reports it; it may belong to any model
             continue
-        # Trials fine-tuned with causal attention do not measure the encoder.
-        if about["model"] == model and not about["finetune"].get("causal"):
+        # Trials fine-tuned with causal attention do not measure the encoder; those that screen rates are not reported.
+        if about["model"] == model and not about["finetune"].get("causal") and "share" not in about:
             # Fields of the options that an older trial lacks get their defaults.
             options = decode({**about["finetune"], "tasks": [about["trained_on"] or about["task"]]})
             same = content_key([about["task"], about["trained_on"], encode(options)])

@@ -92,7 +92,13 @@ def find(digits: str, store: Store) -> SavedCheckpoint | SavedTrial:
         raise SpecError(f"{digits} names no one result of {store.root}: {why}")
     if checkpoints:
         return saved_checkpoint(checkpoints[0], store)
-    return SavedTrial(trials[0], read_trial(store, trials[0]))
+    about = read_trial(store, trials[0])
+    if "share" in about:
+        raise SpecError(
+            f"{digits} is a short fine-tuning that screened the learning rate {about['lr']:g}; type the key of a full one, "
+            "or of a checkpoint with --task NAME"
+        )
+    return SavedTrial(trials[0], about)
 
 
 def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:

@@ -192,9 +192,11 @@ class FamilyTrainer(ABC):
         logits = model(batch.inputs[0])
         return F.cross_entropy(logits.float(), batch.targets, reduction="sum", ignore_index=IGNORE)
 
-    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
-        """Score a model on both splits."""
-        return {part: self._score(model, part, options) for part in PARTS}
+    def score(
+        self, model: TaskModel, options: TuningOptions, parts: Sequence[Part] = PARTS
+    ) -> dict[Part, PartScores]:
+        """Score a model on the splits `parts`."""
+        return {part: self._score(model, part, options) for part in parts}
 
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         """Score a model on one split."""
@@ -444,9 +446,11 @@ class Retrieval(FamilyTrainer):
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 
-    def score(self, model: TaskModel, options: TuningOptions) -> dict[Part, PartScores]:
-        """Score both splits together, since they search the same documents."""
-        queries = torch.cat([per_text(model, self.queries[part], options) for part in PARTS])
+    def score(
+        self, model: TaskModel, options: TuningOptions, parts: Sequence[Part] = PARTS
+    ) -> dict[Part, PartScores]:
+        """Score the splits together, since they search the same documents."""
+        queries = torch.cat([per_text(model, self.queries[part], options) for part in parts])
 
         def embed(numbers: Tensor) -> Tensor:
             rows = numbers.numpy()
@@ -456,7 +460,7 @@ class Retrieval(FamilyTrainer):
         ranked = search(queries, len(self.documents), embed, order).cpu().numpy()
         scored: dict[Part, PartScores] = {}
         first = 0
-        for part in PARTS:
+        for part in parts:
             judged = self.judged[part]
             mine = ranked[first : first + len(judged)]
             first += len(judged)

@@ -31,7 +31,7 @@ import math
 import os
 import shutil
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from biphase.data.stream import load_ahead
 from biphase.errors import StoreError, one_line
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions
-from biphase.finetune.families import FamilyTrainer, Part, PartScores
+from biphase.finetune.families import PARTS, FamilyTrainer, Part, PartScores
 from biphase.models.encoder import Encoder, initialise
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
@@ -346,11 +346,12 @@ class TrialProgress:
     def __init__(
         self,
         family: FamilyTrainer,
+        steps: int,
         device: torch.device,
         tell: Callable[[int, int], None],
         saved: dict[str, Any] | None,
     ) -> None:
-        self.family, self.tell, self.steps = family, tell, family.steps
+        self.family, self.tell, self.steps = family, tell, steps
         about = saved or {"step": 0, "losses": [], "skipped": 0, "seconds": 0.0}
         self.step: int = about["step"]
         self.losses: dict[int, Tensor | float] = {
@@ -467,6 +468,7 @@ class FineTuner:
         *,
         lr: float,
         seed: int,
+        share: float = 1.0,
         stop: Callable[[], bool] = lambda: False,
         lost: Callable[[], bool] = lambda: False,
         loaders: int = 0,
@@ -475,9 +477,10 @@ class FineTuner:
     ) -> tuple[TaskModel, TrainingSummary]:
         """Train a fresh model on the task, or resume from a checkpoint; call `score` afterwards.
 
-        `lost`: whether another worker has taken over the trial, so that nothing more is saved.
+        `share`: of the task's steps, with a schedule of that length. `lost`: whether another worker has taken over the
+        trial, so that nothing more is saved.
         """
-        options, steps = self.options, family.steps
+        options, steps = self.options, math.ceil(share * family.steps)
         if not steps:  # zero-shot
             return self.fresh(family, seed).eval(), TrainingSummary(0, 0, 0.0, {}, 0, finished=True)
         grid = self._grid(family, spec.optimizer, seed)
@@ -495,7 +498,7 @@ class FineTuner:
 
         with grid.training():
             saved = checkpoints.load(*grid.tensors()) if checkpoints else None
-            progress = TrialProgress(family, options.device, tell, saved)
+            progress = TrialProgress(family, steps, options.device, tell, saved)
             if saved:
                 self.encoder.refresh()  # its 16-bit copies are still those of the original weights
             ranks = Ranks(0, 1, options.device)
@@ -598,12 +601,14 @@ def build_optimizer(model: nn.Module, spec: AdamW, rows: TrainedRows | None = No
     return torch.optim.AdamW(groups, lr=0.0, betas=spec.betas, eps=spec.eps, fused=True)
 
 
-def score(model: TaskModel, family: FamilyTrainer, options: TuningOptions) -> dict[Part, PartScores]:
+def score(
+    model: TaskModel, family: FamilyTrainer, options: TuningOptions, parts: Sequence[Part] = PARTS
+) -> dict[Part, PartScores]:
     """Score a fine-tuned model on a task, which may differ from the one it was trained on."""
     own_head = model.head
     if not list(own_head.parameters()):  # retrieval: the head has no weights, so any task can be scored
         model.head = family.head(model.encoder.width)
     try:
-        return family.score(model, options)
+        return family.score(model, options, parts)
     finally:
         model.head = own_head

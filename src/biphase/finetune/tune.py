@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 
 from biphase.attention import varlen_works
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, TuningOptions
-from biphase.finetune.families import FamilyTrainer, Part, PartScores, as_text, family_of
+from biphase.finetune.families import PARTS, FamilyTrainer, Part, PartScores, as_text, family_of
 from biphase.finetune.trial import Checkpoints, FineTuner, TrainingSummary, score
 from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.records import encode
@@ -32,6 +32,7 @@ from biphase.store import Store, publish, write_json
 from biphase.tasks.load import load
 from biphase.training.distributed import machine
 
+GRID = ("tasks", "lrs", "seeds", "discard")  # fields of `Finetune` that no single trial depends on
 SHOWN_EVERY = 0.5  # seconds between two updates of the live line
 
 
@@ -58,6 +59,7 @@ class TunedModel:
     seed: int
     model: TaskModel
     summary: TrainingSummary
+    share: float  # of the task's steps; below 1: to screen learning rates
     scores: dict[str, ScoredTask] = field(default_factory=dict)
 
 
@@ -92,6 +94,7 @@ class Tuner:
         *,
         lr: float,
         seed: int,
+        share: float = 1.0,
         scored_on: Sequence[Task],
         scored: Callable[[TunedModel, Task], None] = lambda tuned, task: None,
         checkpoints: Checkpoints | None = None,
@@ -100,8 +103,9 @@ class Tuner:
     ) -> TunedModel:
         """Fine-tune a model on a task and score it; call `scored` after each dataset.
 
-        On a stop or if `lost`, raise `Stopped`; what is trained so far is in `checkpoints`, and the next call with
-        them resumes from there.
+        With a `share` below 1 of the task's steps, which screens a learning rate, only validation is scored. On a stop
+        or if `lost`, raise `Stopped`; what is trained so far is in `checkpoints`, and the next call with them resumes
+        from there.
         """
         self.lost, self.unsaved = lost, 0.0
         threads = torch.get_num_threads()
@@ -112,6 +116,7 @@ class Tuner:
                 self.spec,
                 lr=lr,
                 seed=seed,
+                share=share,
                 stop=self.stop,
                 lost=lost,
                 loaders=1 if self.device.type == "cuda" else 0,
@@ -122,7 +127,7 @@ class Tuner:
                 saved = checkpoints is not None and checkpoints.saved == summary.steps
                 self.unsaved = 0.0 if lost() or saved else summary.seconds
                 raise Stopped
-            tuned = TunedModel(model_key, task, lr, seed, model, summary)
+            tuned = TunedModel(model_key, task, lr, seed, model, summary, share)
             self._score(tuned, tuner, scored_on, scored, checkpoints, title)
         finally:
             torch.set_num_threads(threads)  # a resumed fine-tuning sets the number that it began with
@@ -149,7 +154,8 @@ class Tuner:
             for task in tasks:
                 self.live(f"{title}   scoring {task.name}")
                 family, at = self.family(task), time.monotonic()
-                parts = score(tuned.model, family, tuner.options)
+                scored_parts = PARTS if tuned.share == 1 else PARTS[:1]
+                parts = score(tuned.model, family, tuner.options, scored_parts)
                 if self.lost():
                     raise Stopped
                 tuned.scores[task.name] = ScoredTask(family, parts, time.monotonic() - at)
@@ -209,9 +215,10 @@ def publish_trial(store: Store, key: str, training: str, tuned: TunedModel, task
         "model": tuned.model_key,
         "task": encode(task),
         "trained_on": encode(tuned.task) if borrowed else None,
-        "finetune": {k: v for k, v in encode(tuner.spec).items() if k not in ("tasks", "lrs", "seeds")},
+        "finetune": {k: v for k, v in encode(tuner.spec).items() if k not in GRID},
         "lr": tuned.lr,
         "seed": tuned.seed,
+        **({"share": tuned.share} if tuned.share < 1 else {}),
         "metric": result.family.metric,
         "scores": {part: scores.metrics for part, scores in result.parts.items()},
         "baselines": result.family.baselines,

@@ -43,7 +43,8 @@ READING: tuple[tuple[str, str], ...] = (
     ),
     (
         "Comparisons.",
-        "Models are compared at the learning rates that all of them have. Two or three seeds hardly determine a variance, so "
+        "Models are compared at the learning rates that all of them have; where rates were discarded early, each at its own, "
+        "of which all have equally many. Two or three seeds hardly determine a variance, so "
         "the noise of a model is estimated from its own seeds and from those of all other models on the same tasks (moderated "
         "variances). With several pretraining seeds, a value is the mean of a seed's fine-tunings. A difference can be "
         "significant although the intervals of the two means overlap.",

@@ -46,7 +46,11 @@ LEARNT = 0.1  # of the way from a trivial baseline to a perfect score: less is n
 
 @dataclass(frozen=True)
 class ScoreView:
-    """The scores of the models of a contrast in percentage points, at the learning rates that all of them have."""
+    """The scores of the models of a contrast in percentage points, at the learning rates that all of them have.
+
+    Where learning rates were discarded early, every model has equally many, chosen in the same way, and is scored at
+    its own.
+    """
 
     evidence: Evidence
     rates: dict[str, frozenset[int]]  # by task
@@ -54,6 +58,9 @@ class ScoreView:
     @classmethod
     def of(cls, models: Iterable[Model], tasks: Iterable[str], evidence: Evidence) -> ScoreView:
         results = [result for model in models for result in model.results]
+        finetune = evidence.plan.study.finetune
+        if finetune and finetune.discard:
+            return cls(evidence, {task: evidence.rates(task) for task in tasks})
         rates = {
             task: frozenset.intersection(*(evidence.grids[result, task].rates for result in results))
             for task in tasks
@@ -450,6 +457,7 @@ class Statement:
     caveats: tuple[str, ...] = ()
     equal_data: bool = True  # whether it compares objectives on equal amounts of data
     only_if: Callable[[Finetune], bool] = lambda finetune: True  # what its fine-tuning must be like
+    every_rate: bool = False  # whether it needs scores at the rates that `Finetune.discard` leaves out
     premise: tuple[Tests, ...] = ()  # what must hold for the claim to say anything: "MLM was ahead before"
     effect: float = 0.0  # points: the effect worth finding where none is published; 0: the study's
 
@@ -465,6 +473,8 @@ class Statement:
         self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published
     ) -> list[Contrast]:
         if not study.finetune or not self.only_if(study.finetune):
+            return []
+        if self.every_rate and study.finetune.discard:
             return []
         cases = self.models.cases(study)
         tests = [test for case in cases for one in patterns for test in one.tests(case, self, numbers)]
@@ -696,7 +706,7 @@ class Measure:
             model = self.evidence.models[name]
             for (task, metric, rate), weight in cells.items():
                 whole = all(
-                    self.evidence.grids[result, task].rates == view.rates[task] for result in model.results
+                    self.evidence.grids[result, task].rates <= view.rates[task] for result in model.results
                 )
                 table = (
                     self.draws.of(model, (task,), metric) if self.draws and whole and rate is None else None
@@ -739,7 +749,7 @@ def _note(contrast: Contrast, view: ScoreView) -> str:
         task
         for task, rates in view.rates.items()
         if any(
-            view.evidence.grids[result, task].rates != rates
+            not view.evidence.grids[result, task].rates <= rates
             for model in contrast.models
             for result in model.results
         )

@@ -169,7 +169,8 @@ def edges(evidence: Evidence) -> str:
     for task in evidence.tasks:
         won: Counter[str] = Counter()
         for (_, name), grid in evidence.grids.items():
-            whole = all(all(row) for row in grid.keys)  # every rate is planned for every seed
+            # Every rate is planned for every seed, or was screened.
+            whole = grid.screened or all(all(row) for row in grid.keys)
             if name == task and len(grid.lrs) > 2 and whole:
                 won.update(_end(grid, seed, at) for seed, at in grid.chosen.items())
         for end, times in won.items():
@@ -181,6 +182,7 @@ def edges(evidence: Evidence) -> str:
 def _end(grid: ScoreGrid, seed: int, at: int) -> str:
     """The end of the grid that won for a seed; empty if another rate won or tied, as ties go to the lowest rate."""
     scores = grid.validation[grid.metric][:, grid.seeds.index(seed)]
-    ends = {0: "lowest", len(grid.lrs) - 1: "highest"}
+    every = grid.screened or grid.lrs
+    ends, lr = {every[0]: "lowest", every[-1]: "highest"}, grid.lrs[at]
     alone = (scores == scores[at]).sum() == 1
-    return f"{ends[at]}, {rate(grid.lrs[at])}" if alone and at in ends else ""
+    return f"{ends[lr]}, {rate(lr)}" if alone and lr in ends else ""

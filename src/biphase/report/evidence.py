@@ -28,7 +28,7 @@ from biphase.specs import Family, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store, read_verified
 from biphase.study import ledger
-from biphase.study.ledger import choose, finetunings, read_trial
+from biphase.study.ledger import FineTuning, choose, read_trial, screened_in, tuning_grids
 from biphase.study.plan import Plan
 
 Floats = NDArray[np.float64]
@@ -66,6 +66,11 @@ class ScoreGrid:
     baselines: dict[str, dict[str, Baseline]] = field(default_factory=dict)  # by name, then by metric
     # (rate index, seed index) of trials that predict the same for every test example
     constant: frozenset[tuple[int, int]] = frozenset()
+    # Of a study that discards learning rates early (`Finetune.discard`):
+    screened: tuple[float, ...] = ()  # the rates that were screened, ascending; empty: none was discarded
+    extended: tuple[float, ...] = ()  # those of them beyond the ends of the study's grid
+    screening_seconds: float = 0.0
+    pending: int = 0  # trials whose learning rates are not known before screening is done
 
     @property
     def done(self) -> int:
@@ -75,7 +80,7 @@ class ScoreGrid:
     @property
     def of(self) -> int:
         """The number of planned trials."""
-        return sum(bool(key) for row in self.keys for key in row)
+        return sum(bool(key) for row in self.keys for key in row) + self.pending
 
     @cached_property
     def rates(self) -> frozenset[int]:
@@ -146,6 +151,11 @@ class Evidence:
         """The fine-tuning seeds, in the order of the columns of every array."""
         finetune = self.plan.study.finetune
         return tuple(sorted(finetune.seeds)) if finetune else ()
+
+    def rates(self, task: str) -> frozenset[int]:
+        """The indices of the learning rates that any result has on a task."""
+        grids = (grid for (_, name), grid in self.grids.items() if name == task)
+        return frozenset().union(*(grid.rates for grid in grids))
 
     @property
     def families(self) -> dict[Family, tuple[str, ...]]:
@@ -234,7 +244,9 @@ def gather(plan: Plan, store: Store, published: Published | None = None) -> Evid
     """Read all scores of a plan from a store. `published`: numbers to show beside them."""
     finetune = plan.study.finetune
     tasks = {task.name: task for task in finetune.tasks} if finetune else {}
-    lrs = tuple(sorted(finetune.lrs)) if finetune else ()
+    tunings = list(tuning_grids(plan, screened_in(store)))
+    kept_rates = {training.lr for each in tunings for training in each.reported}
+    lrs = tuple(sorted({*finetune.lrs, *kept_rates})) if finetune else ()
     seeds = tuple(sorted(finetune.seeds)) if finetune else ()
     known = models(plan)
     names = {plan.results[result]: result for model in known.values() for result in model.results}
@@ -244,7 +256,7 @@ def gather(plan: Plan, store: Store, published: Published | None = None) -> Evid
     unreadable: dict[str, str] = {}
     failed = ledger.failures(plan, store)
     bare: set[str] = set()
-    for training in finetunings(plan):
+    for training in (training for each in tunings for training in each.reported):
         at = lrs.index(training.lr), seeds.index(training.seed)
         note = failed.get(training.key)
         for trial in training.trials:
@@ -259,6 +271,17 @@ def gather(plan: Plan, store: Store, published: Published | None = None) -> Evid
         (result, task): _grid(result, tasks[task], some, lrs, seeds)
         for (result, task), some in trials.items()
     }
+    for each in tunings if finetune and finetune.discard else ():
+        seconds = _screening_seconds(store, each.screening, unreadable)
+        for task in each.scored:
+            place = names[each.model], task.name
+            grids[place] = replace(
+                grids[place],
+                screened=each.screened,
+                extended=each.extended,
+                screening_seconds=seconds if task == each.task else 0.0,
+                pending=each.pending,
+            )
     # A trial of an earlier version lacks some baselines, which are those of its task.
     for task in tasks:
         of_task = [place for place in grids if place[1] == task]
@@ -292,6 +315,13 @@ def _read(store: Store, key: str, metric: str, unreadable: dict[str, str]) -> di
     if fault:
         unreadable[key] = _inside(store, fault)
     return None
+
+
+def _screening_seconds(store: Store, screening: Iterable[FineTuning], unreadable: dict[str, str]) -> float:
+    """The time that screening took. Trials that cannot be read are added to `unreadable`."""
+    trials = [trial for training in screening for trial in training.trials]
+    contents = [_read(store, trial.key, trial.metric, unreadable) for trial in trials]
+    return sum(sum(content["seconds"].values()) for content in contents if content)
 
 
 def _grid(

@@ -248,7 +248,7 @@ def _scale(evidence: Evidence) -> str:
         done, of = evidence.count
         parts += [
             counted(len(evidence.tasks), "task"),
-            counted(len(finetune.lrs), "learning rate"),
+            f"{f'{finetune.rates} of ' if finetune.discard else ''}{counted(len(finetune.lrs), 'learning rate')}",
             counted(len(finetune.seeds), "fine-tuning seed"),
             f"{done:,} scores" if done == of else f"{done:,} of {of:,} scores",
         ]

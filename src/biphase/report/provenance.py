@@ -129,7 +129,7 @@ def _spent(evidence: Evidence) -> tuple[tuple[str, str], ...]:
     costs = evidence.job_costs
     done = [cost for cost in costs if cost.standing == "done"]
     trained = [cost.seconds * cost.devices for cost in costs if cost.seconds is not None]
-    tuned = sum(float(np.nansum(grid.seconds)) for grid in evidence.grids.values())
+    tuned = sum(float(np.nansum(grid.seconds)) + grid.screening_seconds for grid in evidence.grids.values())
     tokens, flops = sum(cost.tokens for cost in done), [cost.flops for cost in done]
     joules = [cost.joules for cost in costs if cost.joules is not None]
     spent = []
@@ -166,6 +166,7 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
         ("Precision", spec.precision),
         ("Learning rates", ", ".join(rate(lr) for lr in spec.lrs)),
         ("Fine-tuning seeds", ", ".join(str(seed) for seed in spec.seeds)),
+        *_discarding(spec, evidence),
         (
             "Choice of the rate",
             "for each seed the rate with the best validation score; ties go to the lowest rate. Test scores are not used",
@@ -175,6 +176,24 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
         ("Warm-up", f"{spec.warmup * 100:g}% of the steps, then linear decay to 0"),
         ("Longest input", f"{spec.length:,} tokens" if spec.length else "99% of the model's context"),
     )
+
+
+def _discarding(spec: Finetune, evidence: Evidence) -> Iterable[tuple[str, str]]:
+    if spec.discard is None:
+        return
+    keep, seeds = spec.discard.keep, ", ".join(map(str, spec.discard.seeds))
+    extended = [
+        f"{result} on {task} ({', '.join(map(rate, grid.extended))})"
+        for (result, task), grid in evidence.grids.items()
+        if grid.extended
+    ]
+    yield (
+        "Discarded learning rates",
+        f"all rates were screened for {spec.discard.share:.0%} of the steps with seeds {seeds}, which are not reported; "
+        f"of each model and task the best {keep} of {len(spec.lrs)} on validation were kept. Scores and intervals are "
+        "of the kept rates, with other seeds",
+    )
+    yield "Extended grids", listed(extended) or "none: no rate at an end of the grid was kept"
 
 
 # ---------------------------------------------------------------- missing
@@ -238,7 +257,7 @@ def missing(evidence: Evidence, summaries: list[RunSummary]) -> Missing:
     """What is missing from a study, in the order of its results and tasks."""
     done, of = evidence.count
     titles: dict[str, str] = {}
-    failed = _failed_jobs(evidence)
+    failed = [*_failed_jobs(evidence), *_failed_screening(evidence)]
     for grid in evidence.grids.values():
         for key, title in _titles(grid).items():
             titles[key] = title
@@ -267,6 +286,15 @@ def _failed_jobs(evidence: Evidence) -> list[Unusable]:
         for key, entry in ledger.survey_jobs(evidence.plan, store).items()
         if entry.standing == "failed" and not store.knows(store.checkpoints / key)
     ]
+
+
+def _failed_screening(evidence: Evidence) -> Iterable[Unusable]:
+    """Fine-tunings that failed to screen a learning rate; the reported ones of their grids wait for them."""
+    plan, store = evidence.plan, evidence.store
+    failed = ledger.failures(plan, store)
+    for training in ledger.finetunings(plan, store) if failed else ():
+        if training.share < 1 and training.key in failed and not ledger.finished(training, store):
+            yield Unusable(training.title(plan), training.key, failed[training.key]["error"])
 
 
 def _titles(grid: ScoreGrid) -> dict[str, str]:

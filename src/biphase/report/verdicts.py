@@ -468,6 +468,8 @@ def untested_families(study: ComparableModels, claim: Examined, parts: Sequence[
 def needs(study: ComparableModels, statement: Statement) -> str:
     """What the study lacks, where no test of a claim was found."""
     absent = [family for family in statement.on if family not in study.families]
+    if statement.every_rate and study.finetune and study.finetune.discard:
+        return "needs every learning rate, and this study discards some early; leave out Finetune(discard=…)"
     if not statement.on or len(absent) < len(statement.on):
         return statement.needs
     if not study.tasks:
@@ -656,7 +658,7 @@ def _expected(test: Contrast, study: ComparableModels, level: float, noise: Nois
         widened, n = (1 + 1 / tuned, pretrained) if several else (1.0, tuned)
         variance = test.quantity.variance(noise, lambda model: len(model.seeds) if several else tuned)
         se = math.sqrt(variance * widened)
-        cells = len(study.models) * len(study.finetune.lrs) if study.finetune else 0
+        cells = len(study.models) * study.finetune.rates if study.finetune else 0
         df = n - 1 + min(LENT_DF, cells / 4) if n > 1 or several else 0.0
         least = detectable_by(se, df, 2 * level)
     wanted = sought(test.paper, test.margin, effect)

@@ -36,6 +36,33 @@ def _check_distinct(grid: Fewer | Finetune, where: str) -> None:
             raise SpecError(f"{where}.{name} must be distinct and not empty{shown}")
 
 
+def _check_seeds(where: str, seeds: tuple[int, ...]) -> None:
+    if not all(0 <= seed < 2**31 for seed in seeds):
+        raise SpecError(f"{where} must lie in [0, 2³¹), not {seeds}")
+
+
+@record
+class Discard:
+    """Early discarding: screen all learning rates with a short schedule, fine-tune only the best `keep` in full.
+
+    Screening fine-tunes every rate with `seeds` for a `share` of the task's steps and scores it on validation only.
+    The `keep` rates with the best mean are fine-tuned with the seeds of the grid, which are other seeds, so intervals
+    over these hold for the kept rates. Where a kept rate is the lowest or highest of the grid, one more rate beyond it
+    is screened, once at each end.
+    """
+
+    keep: int = 2  # learning rates, the same number for every model and task
+    seeds: tuple[int, ...] = (1000, 1001)  # for screening only, never reported
+    share: float = 0.25  # of the steps of a full fine-tuning
+
+    def check(self) -> None:
+        if self.keep < 1 or not 0 < self.share < 1:
+            raise SpecError("Discard.keep must be at least 1, and share a share of the steps between 0 and 1")
+        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
+            raise SpecError(f"Discard.seeds must be distinct and not empty, not {self.seeds}")
+        _check_seeds("Discard.seeds", self.seeds)
+
+
 @record
 class Finetune:
     """The fine-tuning grid: every result of the study × tasks × learning rates × seeds.
@@ -60,6 +87,7 @@ class Finetune:
     optimizer: AdamW = AdamW()  # no weight decay on biases and LayerNorms, as in transformers' Trainer
     on_the_way: Fewer | None = None  # subset for intermediate checkpoints (`Pretrain.keep`); None: whole grid
     causal: bool = False  # keep causal attention: a baseline for adapting a decoder to an encoder
+    discard: Discard | None = added(None)  # fine-tune only the best learning rates in full; None: all of them
 
     def settle(self) -> None:
         paper = self.protocol == "paper"
@@ -72,8 +100,7 @@ class Finetune:
         _check_distinct(self, "Finetune")
         if not all(0 < lr < 1 for lr in self.lrs):
             raise SpecError(f"Finetune.lrs must lie between 0 and 1, not {self.lrs}")
-        if not all(0 <= seed < 2**31 for seed in self.seeds):
-            raise SpecError(f"Finetune.seeds must lie in [0, 2³¹), not {self.seeds}")
+        _check_seeds("Finetune.seeds", self.seeds)
         if self.length < 0 or not 0 <= self.warmup < 1:
             raise SpecError("Finetune.length must not be negative, and warmup a share below 1")
         if len({task.name for task in self.tasks}) != len(self.tasks):
@@ -83,6 +110,8 @@ class Finetune:
                 self._check_lender(task)
         if self.on_the_way:
             self._check_fewer(self.on_the_way)
+        if self.discard:
+            self._check_discard(self.discard)
 
     def _check_lender(self, task: Task) -> None:
         known = {task.name: task for task in self.tasks}
@@ -111,6 +140,23 @@ class Finetune:
                     f"Finetune.on_the_way: {task.name!r} is scored with the model of {task.trained_on!r}; name that too"
                 )
 
+    def _check_discard(self, discard: Discard) -> None:
+        if shared := sorted({*discard.seeds} & {*self.seeds}):
+            raise SpecError(
+                f"Finetune.discard: seed {shared[0]} screens learning rates and is among Finetune.seeds, which are "
+                "reported; a rate that was chosen by a seed looks too good at it. Screen with other seeds: Discard(seeds=…)"
+            )
+        if discard.keep >= len(self.lrs):
+            raise SpecError(
+                f"Finetune.discard keeps {discard.keep} of {len(self.lrs)} learning rates, so none is discarded; "
+                "lower Discard(keep=…), or leave out discard"
+            )
+        if self.on_the_way and len(self.on_the_way.lrs) < discard.keep:
+            raise SpecError(
+                f"Finetune.on_the_way has {len(self.on_the_way.lrs)} learning rates, fewer than the {discard.keep} that "
+                "discard keeps for every model; name more, or lower Discard(keep=…)"
+            )
+
     def lender(self, task: Task) -> Task:
         """Return the task whose fine-tuned model scores `task`: `task` itself unless it has `trained_on`."""
         return next(one for one in self.tasks if one.name == (task.trained_on or task.name))
@@ -129,17 +175,29 @@ class Finetune:
         if fewer is None or not on_the_way:
             return self
         tasks = tuple(task for task in self.tasks if task.name in fewer.tasks)
-        return replace(self, tasks=tasks, lrs=fewer.lrs, seeds=fewer.seeds, on_the_way=None)
+        discard = self.discard if self.discard and self.discard.keep < len(fewer.lrs) else None
+        return replace(self, tasks=tasks, lrs=fewer.lrs, seeds=fewer.seeds, on_the_way=None, discard=discard)
+
+    @property
+    def rates(self) -> int:
+        """The number of learning rates that are fine-tuned in full."""
+        return self.discard.keep if self.discard else len(self.lrs)
+
+    @property
+    def screenings(self) -> int:
+        """The number of short fine-tunings per result that screen learning rates, before any grid is extended."""
+        trained = sum(task.is_trained for task in self.tasks)
+        return trained * len(self.lrs) * len(self.discard.seeds) if self.discard else 0
 
     @property
     def finetunings(self) -> int:
-        """The number of fine-tunings per result; tasks with `trained_on` add none."""
+        """The number of full fine-tunings per result; tasks with `trained_on` add none."""
         own = {task.trained_on or task.name for task in self.tasks}
-        return len(own) * len(self.lrs) * len(self.seeds)
+        return len(own) * self.rates * len(self.seeds)
 
     @property
     def scores(self) -> int:
-        return len(self.tasks) * len(self.lrs) * len(self.seeds)
+        return len(self.tasks) * self.rates * len(self.seeds)
 
 
 @record

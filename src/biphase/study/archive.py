@@ -46,7 +46,7 @@ from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
 from biphase.study import ledger
-from biphase.study.ledger import finetunings, finished, read_trial
+from biphase.study.ledger import finetunings, finished, read_trial, screened_in, tuning_grids
 from biphase.study.load import COMMIT, hubs_of, pins_of, remember
 from biphase.study.plan import (
     PLAN,
@@ -348,7 +348,7 @@ def pack(
         *_names(plan, store),
     ]
     left = set(jobs) - ledger.done_keys(plan, store)
-    left |= {tuning.key for tuning in finetunings(plan, results) if not finished(tuning, store)}
+    left |= {tuning.key for tuning in finetunings(plan, store, results) if not finished(tuning, store)}
     for key, noted in sorted(ledger.failures(plan, store).items()):
         if key in left:
             packed.failures += 1
@@ -366,12 +366,18 @@ def pack(
     for key in jobs:
         packed.jobs_planned += 1
         packed.jobs += add(store.checkpoints / key, "metadata/checkpoints")
-    for trial in (trial for tuning in finetunings(plan, results) for trial in tuning.trials):
-        whole = examples and store.has(store.trials / trial.key)
-        added = add(store.trials / trial.key, "trials" if whole else "metadata/trials")
-        packed.scores_planned += 1
-        packed.scores += added
-        packed.bare += added and not whole
+    for grid in tuning_grids(plan, screened_in(store), results):
+        # Of screening trials only the scores: reported trials are valid in an archive that holds all of these.
+        screened = [add(store.trials / tuning.trials[0].key, "metadata/trials") for tuning in grid.screening]
+        packed.scores_planned += sum(len(tuning.trials) for tuning in grid.tunings)
+        packed.scores_planned += grid.pending * len(grid.scored)
+        packed.scores += sum(screened)
+        packed.bare += sum(screened)
+        for trial in (trial for tuning in grid.reported for trial in tuning.trials if all(screened)):
+            whole = examples and store.has(store.trials / trial.key)
+            added = add(store.trials / trial.key, "trials" if whole else "metadata/trials")
+            packed.scores += added
+            packed.bare += added and not whole
     if not packed.scores and not packed.jobs:
         raise SpecError(
             f"nothing of {packed.study} is in {store.root} yet; compute some of it: biphase run STUDY"
@@ -443,6 +449,7 @@ class Validator:
         self.fingerprints: dict[str, dict[str, str]] = {}
         self.jobs: dict[str, tuple[int, int]] = {}  # key → steps from the root, bytes of metrics.jsonl
         self.trials: dict[str, dict[str, Any]] = {}
+        self.screened: dict[str, float] = {}  # validation scores of screening trials
         self.corpora: dict[str, Corpus] = {}  # by the key of their shards
         self.failed: set[str] = set()
         self.heldout = 0
@@ -455,7 +462,9 @@ class Validator:
                 metadata.check_values(VALUES, files[VALUES], about)
             if PREDICTIONS in files:  # checked for its format only; no command reads it
                 metadata.check_arrays(PREDICTIONS, files[PREDICTIONS])
-            self.trials[key] = {name: about[name] for name in ("model", "lr", "seed", "metric")}
+            self.trials[key] = {name: about.get(name) for name in ("model", "lr", "seed", "metric", "share")}
+            if "share" in about:
+                self.screened[key] = about["scores"]["validation"][about["metric"]]
         elif kind == "checkpoints":
             about = metadata.check_checkpoint(json.loads(files[CHECKPOINT]), key)
             _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
@@ -505,7 +514,8 @@ class Validator:
         keys = {job["key"]: job["parent"] for job in self.plan["jobs"]}
         same = keys == {job.key: job.parent for job in plan.jobs.values()}
         _need(same and self.plan["results"] == plan.results, f"{PLAN_ENTRY} has other keys than its study")
-        tunings = {tuning.key: tuning for tuning in finetunings(plan)}
+        grids = tuning_grids(plan, lambda trial: self.screened.get(trial.key))
+        tunings = {tuning.key: tuning for grid in grids for tuning in grid.tunings}
         trials = {trial.key: (tuning, trial) for tuning in tunings.values() for trial in tuning.trials}
         for what, found, planned in (
             ("checkpoint", self.jobs, plan.jobs),
@@ -522,6 +532,7 @@ class Validator:
         for key, about in self.trials.items():
             tuning, trial = trials[key]
             expected = {"model": tuning.model, "lr": tuning.lr, "seed": tuning.seed, "metric": trial.metric}
+            expected["share"] = tuning.share if tuning.share < 1 else None
             _need(about == expected, f"the trial {key} is of another model, learning rate, seed or metric")
         return plan
 
@@ -534,7 +545,8 @@ class Validator:
         own |= {"data": {content_key(corpus) for corpus in corpora_of(self.study)}} if "data" in seen else {}
         _need(seen == own, f"{FINGERPRINTS} is not of this study's tasks, models and corpora")
         models = sum(len(run.keep) + 1 for run in self.study.runs)
-        tunings = models * len(spec.tasks) * len(spec.lrs) * len(spec.seeds) if spec else 0
+        seeds = len(spec.seeds) + (len(spec.discard.seeds) if spec.discard else 0) if spec else 0
+        tunings = models * len(spec.tasks) * len(spec.lrs) * seeds if spec else 0
         _need(tunings <= TRIALS, f"it plans more than {TRIALS:,} fine-tunings")
         known = self.fingerprints
         identities = Identities(

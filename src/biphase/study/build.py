@@ -25,6 +25,7 @@ from biphase.specs import (
     AdamW,
     Chunks,
     Corpus,
+    Discard,
     Finetune,
     Hub,
     LoRA,
@@ -49,14 +50,23 @@ def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
 
 
 def finetuning(
-    tasks: tuple[Task, ...], lrs: str, seeds: str, protocol: str, precision: str, documents: str, length: int
+    tasks: tuple[Task, ...],
+    lrs: str,
+    seeds: str,
+    protocol: str,
+    precision: str,
+    documents: str,
+    length: int,
+    discard: int = 0,
 ) -> Finetune:
-    """Parse the fine-tuning grid from command-line options."""
+    """Parse the fine-tuning grid from command-line options; `discard`: learning rates to keep, 0: all."""
     fields: dict[str, Any] = {"protocol": protocol, "length": length}
     if precision or not has_gpu():  # bf16 is about 50 times slower on a CPU without bf16 instructions
         fields["precision"] = precision or "fp32"
     if documents:
         fields["documents"] = documents
+    if discard:
+        fields["discard"] = Discard(discard)
     tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
     rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
     return Finetune(tasks, lrs=tuple(rates), seeds=tuple(_seeds(seeds)), **fields)

@@ -8,7 +8,7 @@ what is done and what to type next. `opening` and `closing` are the first and la
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -24,7 +24,7 @@ from biphase.specs import Pretrain
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import Costs, costs
-from biphase.study.ledger import JobStatus, Row, score_rows, scores_json, with_interval
+from biphase.study.ledger import Count, JobStatus, Row, TuningGrid, score_rows, scores_json, with_interval
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
 from biphase.study.prices import Bill
 from biphase.text import counted, duration, short, si
@@ -36,10 +36,9 @@ MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 # ---------------------------------------------------------------- costs and totals
 
 
-def summary(plan: Plan, done: Collection[str], tuned: int, bill: Bill, command_path: str) -> list[str]:
+def summary(plan: Plan, done: Collection[str], tuned: Count, bill: Bill, command_path: str) -> list[str]:
     """Return the lines below the tree."""
     every, left = costs(plan), plan.left(done)
-    finetunings, scores = trials_line(plan)
     written, to_compute = plan.steps_written, plan.steps_to_compute
     shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
     parts = [counted(len(plan.study.runs), "run")]
@@ -55,8 +54,14 @@ def summary(plan: Plan, done: Collection[str], tuned: int, bill: Bill, command_p
         shards = sum(text.bytes or 0 for text in bill.texts)
         of_it = f", {si(shards)}B of it token shards" if shards else ""
         parts.append(f"{si(every.disk + shards)}B of disk{of_it}")
-    if finetunings:
-        parts += [counted(finetunings, "fine-tuning"), counted(scores, "score")]
+    if plan.tuned:
+        grids = plan.tuned.values()
+        screened = f" ({_screening(plan)})" if any(grid.screenings for grid in grids) else ""
+        full = sum(grid.finetunings for grid in grids)
+        parts += [
+            f"{counted(full, 'fine-tuning')}{screened}",
+            counted(sum(grid.scores for grid in grids), "score"),
+        ]
     below = [*_elapsed_line(plan, bill, left), *_basis(plan, bill), *_text_notes(bill)]
     wrapped = [line for note in below for line in wrap(note, PAGE, subsequent_indent="  ")]
     return [*_flow(parts), *wrapped, *every.notes, *bill.notes, _next(plan, left, tuned, bill, command_path)]
@@ -102,17 +107,34 @@ def _hours_parts(plan: Plan, bill: Bill) -> list[str]:
     return [f"{' and '.join(parts)} on {device} ({bill.machine.when(bill.precisions)})"] if parts else []
 
 
-def _next(plan: Plan, left: list[str], tuned: int, bill: Bill, command_path: str) -> str:
-    finetunings, _ = trials_line(plan)
-    if not plan.jobs and not finetunings:
+def _screening(plan: Plan) -> str:
+    """Say how many short fine-tunings screen learning rates, and what both stages cost, before a grid is extended."""
+    counts, cost, without = screening_cost(plan)
+    return f"after {counts:,} short ones that screen learning rates: the cost of {cost:,.4g}, not {without:,}"
+
+
+def screening_cost(plan: Plan) -> tuple[int, float, int]:
+    """Return how many fine-tunings screen learning rates, the cost of all, and the cost without discarding.
+
+    Costs are in full fine-tunings, and leave out rates that extend a grid.
+    """
+    grids = plan.tuned.values()
+    short = sum(grid.screenings * grid.discard.share for grid in grids if grid.discard)
+    without = sum(replace(grid, discard=None).finetunings for grid in grids)
+    count = sum(grid.screenings for grid in grids)
+    return count, short + sum(grid.finetunings for grid in grids), without
+
+
+def _next(plan: Plan, left: list[str], tuned: Count, bill: Bill, command_path: str) -> str:
+    if not plan.jobs and not tuned.of:
         return "nothing to train."
-    if not left and tuned == finetunings:
-        every = _jobs_and_tunings(plan.job_count, finetunings)
+    if not left and tuned.done == tuned.of:
+        every = _jobs_and_tunings(plan.job_count, tuned.of)
         return f"all {every} computed. See: biphase report {command_path}"
-    if len(left) == plan.job_count and not tuned:
+    if len(left) == plan.job_count and not tuned.done:
         return f"nothing computed yet. Next: biphase run {command_path}"
     steps, hours = sum(plan.jobs[key].steps for key in left), bill.hours(left)
-    done = _jobs_and_tunings(plan.job_count, finetunings, (plan.job_count - len(left), tuned))
+    done = _jobs_and_tunings(plan.job_count, tuned.of, (plan.job_count - len(left), tuned.done))
     to_go = f", {steps:,} steps left" if left else ""
     if hours is not None and (hours := hours + bill.finetuning(bill.left)):
         to_go += f", {_hours(hours, bill.device)}"
@@ -126,12 +148,6 @@ def _jobs_and_tunings(jobs: int, tunings: int, done: tuple[int, int] | None = No
     return " and ".join(
         before + counted(count, noun) for before, (count, noun) in zip(ready, counts, strict=True) if count
     )
-
-
-def trials_line(plan: Plan) -> tuple[int, int]:
-    """Return the numbers of fine-tunings and scores; two names of one checkpoint share theirs."""
-    parts = plan.tuned.values()
-    return sum(part.finetunings for part in parts), sum(part.scores for part in parts)
 
 
 def _flow(parts: list[str]) -> list[str]:
@@ -159,14 +175,14 @@ def render(
     plan: Plan,
     *,
     done: Collection[str],
-    tuned: int,
+    tuned: Count,
     bill: Bill,
     command_path: str,
     claims: list[str],
 ) -> str:
     """Return what `biphase plan` prints.
 
-    `tuned`: how many fine-tunings are done; `claims`: lines to print between tree and costs.
+    `tuned`: how many fine-tunings are done and planned; `claims`: lines to print between tree and costs.
     """
     name, question = plan.study.name, plan.question
     head = wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
@@ -176,9 +192,8 @@ def render(
     return "\n".join([*head, "", *body, "", *below])
 
 
-def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> dict[str, Any]:
+def plan_json(plan: Plan, *, done: Collection[str], tuned: Count, bill: Bill) -> dict[str, Any]:
     """Return the same facts for programs."""
-    finetunings, scores = trials_line(plan)
     left = plan.left(done)
     every, took = costs(plan), bill.elapsed(plan, left)
 
@@ -204,10 +219,16 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: int, bill: Bill) -> d
             for text in bill.texts
         ],
         "notes": [*every.notes, *bill.notes, *_text_notes(bill)],
-        "finetunings": finetunings,
-        "finetunings_done": tuned,
-        "scores": scores,
+        "finetunings": tuned.of,
+        "finetunings_done": tuned.done,
+        "scores": sum(grid.scores for grid in plan.tuned.values()),
+        **(_discard_json(plan) if plan.study.finetune and plan.study.finetune.discard else {}),
     }
+
+
+def _discard_json(plan: Plan) -> dict[str, Any]:
+    count, cost, without = screening_cost(plan)
+    return {"discard": {"screenings": count, "cost": cost, "cost_without": without}}
 
 
 def key_length(keys: Collection[str]) -> int:
@@ -349,6 +370,7 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 
 BAR = 20
+LISTED = 5  # extended grids that `status` names
 CURVE = 20  # width of a curve in characters
 BLOCKS = "█▇▆▅▄▃▂▁"
 
@@ -572,6 +594,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         lines.append(_bar(done, len(entries), "training jobs", left))
     if tuned.of:
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
+        lines += screening_lines(plan, tuned.grids)
     for key, entry in entries.items():
         name = ", ".join(entry.job.results) or entry.job.run.name
         if entry.holder:
@@ -606,6 +629,27 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     return "\n".join([*lines, *below])
 
 
+def screening_lines(plan: Plan, grids: Sequence[TuningGrid]) -> list[str]:
+    """Say how far learning rates are screened, and which grids were extended; nothing without `Finetune.discard`."""
+    screened = [grid for grid in grids if grid.screening]
+    spec = plan.study.finetune
+    if not screened or not spec or not spec.discard:
+        return []
+    done = sum(not grid.pending for grid in screened)
+    seeds = ", ".join(map(str, spec.discard.seeds))
+    line = (
+        f"  learning rates screened by {counted(len(spec.discard.seeds), 'seed')} ({seeds}) for "
+        f"{done:,} of {counted(len(screened), 'grid')}; the best {spec.discard.keep} of each are kept"
+    )
+    extended = [f"{_result_of(plan, grid.model)} on {grid.task.name}" for grid in screened if grid.extended]
+    more = f" and {len(extended) - LISTED} more" if len(extended) > LISTED else ""
+    return [line, *([f"  grids extended: {', '.join(extended[:LISTED])}{more}"] if extended else [])]
+
+
+def _result_of(plan: Plan, model: str) -> str:
+    return next(name for name, key in plan.results.items() if key == model)
+
+
 def _bar(done: int, of: int, what: str, left: float | None) -> str:
     filled = round(BAR * done / max(1, of))
     to_go = f"   about {duration(left)} left" if left and done < of else ""
@@ -628,6 +672,17 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "done": tuned.done,
             "of": tuned.of,
             "seconds_left": tuned.seconds_left,
+            "grids": [
+                {
+                    "result": _result_of(plan, grid.model),
+                    "task": grid.task.name,
+                    "screened": grid.screened,
+                    "extended": grid.extended,
+                    "kept": sorted({tuning.lr for tuning in grid.reported}),
+                }
+                for grid in tuned.grids
+                if grid.screening
+            ],
             "running": [tuning.title(plan) for tuning, _ in tuned.running.values()],
             "failed": {tuning.title(plan): error for tuning, error in tuned.failed.values()},
             "kept": {tuning.title(plan): step for tuning, step in tuned.kept.values()},

@@ -2,8 +2,8 @@
 
 `survey_jobs` returns the status of every training job: done, running, failed, ready (its parent is done) or
 waiting. A job is also done if only the metadata of its checkpoint is here and the weights are on another machine.
-`finetunings` lists the fine-tunings of a plan and `survey_trials` their status. `choose` selects learning rates from
-validation scores alone, and `score_rows` collects the test scores at these rates. `curve` and `measured` read training
+`tuning_grids` and `finetunings` list the fine-tunings of a plan and `survey_trials` their status. `choose` and `best_rates`
+select learning rates from validation scores alone, and `score_rows` collects the test scores at these rates. `curve` and `measured` read training
 metrics, `note_failure` and `failures` write and read why jobs failed:
 
     store/studies/<name>/failures/<key>.json     one per failed job, until it succeeds
@@ -18,7 +18,7 @@ import math
 import time
 import traceback
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -182,6 +182,10 @@ def seconds_left(entries: dict[str, JobStatus]) -> float | None:
 # grid         a model and a task to train on: all its learning rates and seeds
 # fine-tuning  one learning rate and seed of a grid (`FineTuning`)
 # trial        the scores of a fine-tuning on one task: the task it was trained on, or one that reuses its model
+#
+# With `Finetune.discard` a grid has two stages. Which learning rates its second stage has follows from the published
+# validation scores of the first and from nothing else. So every worker finds the same rates, at any time, and no file
+# records them. Trials of the second stage have the keys that they would have without discarding.
 
 
 @dataclass(frozen=True)
@@ -201,31 +205,127 @@ class FineTuning:
     lr: float
     seed: int
     trials: tuple[Trial, ...]
+    share: float = 1.0  # of the task's steps; below 1: it screens a learning rate and is not reported
 
     def title(self, plan: Plan) -> str:
         """Describe it for people: which result, task, learning rate and seed."""
         names = [name for name, key in plan.results.items() if key == self.model]
         how = "zero-shot" if self.task.zero_shot else f"lr {self.lr:g} · seed {self.seed}"
-        return f"{', '.join(names)} · {self.task.name} · {how}"
+        screens = f" · screening, {self.share:.0%} of the steps" if self.share < 1 else ""
+        return f"{', '.join(names)} · {self.task.name} · {how}{screens}"
 
 
-def finetunings(plan: Plan, models: Collection[str] | None = None) -> Iterator[FineTuning]:
-    """Yield the fine-tunings of a plan, grid by grid, in the order in which models become ready.
+@dataclass(frozen=True)
+class TuningGrid:
+    """A model and a task that it is trained on: its fine-tunings, as far as their learning rates are known."""
 
-    `models`: keys of the models to include; None: all.
+    model: str
+    task: Task
+    scored: tuple[Task, ...]  # with its models: the task itself, and those that borrow them
+    reported: tuple[FineTuning, ...]
+    # Of `Finetune.discard`:
+    screening: tuple[FineTuning, ...] = ()
+    extended: tuple[float, ...] = ()  # screened rates beyond the ends of the study's
+    pending: int = 0  # reported fine-tunings whose rates are not known before screening is done
+
+    @property
+    def tunings(self) -> tuple[FineTuning, ...]:
+        return self.screening + self.reported
+
+    @property
+    def screened(self) -> tuple[float, ...]:
+        return tuple(sorted({tuning.lr for tuning in self.screening}))
+
+
+Screened = Callable[[Trial], float | None]  # the validation score of a trial; None: it is not done
+
+
+def screened_in(store: Store | None) -> Screened:
+    """Return a function that reads validation scores from a store; without a store, nothing is done."""
+
+    def score(trial: Trial) -> float | None:
+        if store is None or not store.knows(store.trials / trial.key):
+            return None
+        try:
+            return read_trial(store, trial.key, trial.metric)["scores"]["validation"][trial.metric]
+        except StoreError:  # `survey_trials` reports it
+            return None
+
+    return score
+
+
+def tuning_grids(
+    plan: Plan, screened: Screened, models: Collection[str] | None = None
+) -> Iterator[TuningGrid]:
+    """Yield the grids of a plan in the order in which models become ready.
+
+    `screened`: validation scores of screening trials; `models`: keys of the models to include; None: all.
     """
     for model in (*plan.roots, *plan.jobs):
-        if model not in plan.tuned or (models is not None and model not in models):
-            continue
-        spec = plan.tuned[model]
-        for task, scored in lenders(spec).items():
-            for lr, seed in product(spec.lrs, spec.seeds):
-                key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed)
-                trials = tuple(
-                    Trial(trial_key(key, plan.tasks[each.name], spec.pool(each)), each, spec.metric(each))
-                    for each in scored
-                )
-                yield FineTuning(key, model, task, lr, seed, trials)
+        if model in plan.tuned and (models is None or model in models):
+            for task, scored in lenders(plan.tuned[model]).items():
+                yield tuning_grid(plan, model, task, scored, screened)
+
+
+def tuning_grid(plan: Plan, model: str, task: Task, scored: Sequence[Task], screened: Screened) -> TuningGrid:
+    """Return the grid of a model and a task; `scored`: the tasks that are scored with its models."""
+    spec, discard = plan.tuned[model], plan.tuned[model].discard
+
+    def full(rates: Iterable[float]) -> tuple[FineTuning, ...]:
+        return tuple(
+            _finetuning(plan, model, task, scored, lr, seed) for lr, seed in product(rates, spec.seeds)
+        )
+
+    if discard is None:
+        return TuningGrid(model, task, tuple(scored), full(spec.lrs))
+    if task.zero_shot:  # scores do not depend on the rate
+        return TuningGrid(model, task, tuple(scored), full(sorted(spec.lrs)[: discard.keep]))
+    seeds, share = discard.seeds, discard.share
+    scores: dict[Cell, float | None] = {}
+
+    def short(rates: Iterable[float]) -> tuple[FineTuning, ...]:
+        cells = product(rates, seeds)
+        tunings = [_finetuning(plan, model, task, (task,), *cell, share) for cell in cells]
+        scores.update(((tuning.lr, tuning.seed), screened(tuning.trials[0])) for tuning in tunings)
+        return tuple(tunings)
+
+    screening = short(sorted(spec.lrs))
+    kept = best_rates(scores, discard.keep)
+    extended = extension(sorted(spec.lrs), kept)
+    if extended:
+        screening += short(extended)
+        kept = best_rates(scores, discard.keep)
+    pending = 0 if kept else discard.keep * len(spec.seeds)
+    return TuningGrid(model, task, tuple(scored), full(kept), screening, extended, pending)
+
+
+def _finetuning(
+    plan: Plan, model: str, task: Task, scored: Iterable[Task], lr: float, seed: int, share: float = 1.0
+) -> FineTuning:
+    spec = plan.tuned[model]
+    key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed, share=share)
+    trials = tuple(
+        Trial(trial_key(key, plan.tasks[each.name], spec.pool(each)), each, spec.metric(each))
+        for each in scored
+    )
+    return FineTuning(key, model, task, lr, seed, trials, share)
+
+
+def finetuning_of(plan: Plan, model: str, task: str, lr: float, seed: int, share: float) -> FineTuning:
+    """Return the fine-tuning of a plan with these values; `task` is a name."""
+    lender, scored = next(pair for pair in lenders(plan.tuned[model]).items() if pair[0].name == task)
+    return _finetuning(plan, model, lender, scored if share == 1 else (lender,), lr, seed, share)
+
+
+def finetunings(
+    plan: Plan, store: Store | None = None, models: Collection[str] | None = None
+) -> Iterator[FineTuning]:
+    """Yield the fine-tunings of a plan, grid by grid, in the order in which models become ready.
+
+    With `Finetune.discard`, those that follow from what the `store` holds; without a store, those known beforehand.
+    """
+    for grid in tuning_grids(plan, screened_in(store), models):
+        yield from grid.tunings
 
 
 def lenders(spec: Finetune) -> dict[Task, list[Task]]:
@@ -253,7 +353,7 @@ def unfinished(store: Store) -> dict[str, int]:
 def kept(plan: Plan, store: Store) -> dict[str, tuple[FineTuning, int]]:
     """Return the unfinished fine-tunings of a plan that will resume from a checkpoint, with its step."""
     saved = unfinished(store)
-    tunings = (tuning for tuning in finetunings(plan) if tuning.key in saved) if saved else ()
+    tunings = (tuning for tuning in finetunings(plan, store) if tuning.key in saved) if saved else ()
     return {tuning.key: (tuning, saved[tuning.key]) for tuning in tunings if not finished(tuning, store)}
 
 
@@ -266,7 +366,7 @@ def settled(plan: Plan, store: Store, tuned: Count) -> set[str]:
     metadata_only = done - whole
     if not metadata_only:
         return done
-    left = finetunings(plan, metadata_only) if tuned.done < tuned.of else ()
+    left = finetunings(plan, store, metadata_only) if tuned.done < tuned.of else ()
     unscored = {tuning.model for tuning in left if not finished(tuning, store)}
     return done - set(plan.left(whole, metadata_only=metadata_only, unscored=unscored))
 
@@ -281,9 +381,11 @@ class Count:
 
 def count(plan: Plan, store: Store, models: Collection[str] | None = None) -> Count:
     """Count the fine-tunings done and planned, of all models or of `models`."""
-    every = list(finetunings(plan, models))
+    grids = list(tuning_grids(plan, screened_in(store), models))
+    every = [tuning for grid in grids for tuning in grid.tunings]
     exists = store.trials.is_dir() or store.metadata.is_dir()
-    return Count(sum(exists and finished(tuning, store) for tuning in every), len(every))
+    done = sum(exists and finished(tuning, store) for tuning in every)
+    return Count(done, len(every) + sum(grid.pending for grid in grids))
 
 
 @dataclass(frozen=True)
@@ -297,15 +399,17 @@ class TrialSurvey(Count):
     seconds_left: float | None  # at the speed measured so far, on as many workers as run now
     trials: dict[str, dict[str, Any]]  # what `score_rows` needs of each trial, by key
     unreadable: dict[str, str]  # trials that exist and cannot be read, and why
+    grids: list[TuningGrid]
 
 
 def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
-    every = {tuning.key: tuning for tuning in finetunings(plan)}
+    grids = list(tuning_grids(plan, screened_in(store)))
+    every = {tuning.key: tuning for grid in grids for tuning in grid.tunings}
     holders, noted = _holders(store), failures(plan, store)
     trials: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    took: list[float] = []
+    took: dict[str, float] = {}  # seconds
     left: list[str] = []
     for key, tuning in every.items():
         faults = []
@@ -324,15 +428,26 @@ def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
         if not finished(tuning, store):
             left.append(key)
         elif not faults:
-            took.append(sum(sum(trials[trial.key]["seconds"].values()) for trial in tuning.trials))
+            took[key] = sum(sum(trials[trial.key]["seconds"].values()) for trial in tuning.trials)
     errors = {key: noted[key]["error"] for key in left if key in noted} | damaged
     running = {key: (every[key], holders[key]) for key in left if key in holders}
     failed = {key: (every[key], errors[key]) for key in every if key in errors and key not in running}
     resumable = kept(plan, store)
     stopped = {key: resumable[key] for key in resumable if key not in running and key not in failed}
-    seconds_left = sum(took) / len(took) * len(left) / max(1, len(running)) if took else None
+    pending = sum(grid.pending for grid in grids)
+    work = sum(every[key].share for key in took), sum(every[key].share for key in left) + pending
+    seconds_left = sum(took.values()) / work[0] * work[1] / max(1, len(running)) if took else None
     return TrialSurvey(
-        len(took), len(every), running, failed, damaged, stopped, seconds_left, trials, unreadable
+        len(took),
+        len(every) + pending,
+        running,
+        failed,
+        damaged,
+        stopped,
+        seconds_left,
+        trials,
+        unreadable,
+        grids,
     )
 
 
@@ -388,6 +503,35 @@ def choose(validation: Mapping[Cell, float]) -> Choice | None:
     )
 
 
+# Early discarding (`Finetune.discard`) ranks the rates of a grid by their mean over screening seeds, which are not
+# reported. A rate at the end of the grid that is kept may have a better one beyond it, so one more is screened there.
+# Each end is extended once: a model that has learnt nothing ranks rates by noise, and would go on for ever.
+
+
+RATE_DIGITS = 3  # significant digits of a rate that extends a grid
+
+
+def best_rates(validation: Mapping[Cell, float | None], keep: int) -> tuple[float, ...]:
+    """Return the `keep` rates with the best mean validation scores, ascending; none while a score is missing.
+
+    Of equal rates the first is kept: the lowest of the study's grid, and that grid before its extension.
+    """
+    scores: dict[float, list[float]] = defaultdict(list)
+    for (lr, _), score in validation.items():
+        if score is None:
+            return ()
+        scores[lr].append(score)
+    ranked = sorted(scores, key=lambda lr: -math.fsum(scores[lr]) / len(scores[lr]))
+    return tuple(sorted(ranked[:keep]))
+
+
+def extension(rates: Sequence[float], kept: Collection[float]) -> tuple[float, ...]:
+    """Return a rate beyond each end of an ascending grid that was kept, as far from it as its neighbour is."""
+    ends = ((rates[0], rates[1]), (rates[-1], rates[-2])) if len(rates) > 1 else ()
+    beyond = (float(f"{end**2 / neighbour:.{RATE_DIGITS}g}") for end, neighbour in ends if end in kept)
+    return tuple(lr for lr in beyond if lr < 1)
+
+
 # ---------------------------------------------------------------- scores
 
 
@@ -433,23 +577,30 @@ class Row:
 def score_rows(plan: Plan, trials: Mapping[str, dict[str, Any]]) -> list[Row]:
     """Return a row for every result × task of a plan; `trials`: those that are done, of a `TrialSurvey`."""
     cells: dict[tuple[str, str], dict[Cell, dict[str, Any] | None]] = defaultdict(dict)
-    for tuning in finetunings(plan):
-        for trial in tuning.trials:
-            cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = trials.get(trial.key)
+    pending: dict[tuple[str, str], int] = {}
+
+    def screened(trial: Trial) -> float | None:
+        return trials[trial.key]["scores"]["validation"][trial.metric] if trial.key in trials else None
+
+    for grid in tuning_grids(plan, screened):
+        for tuning in grid.reported:
+            for trial in tuning.trials:
+                cells[tuning.model, trial.task.name][tuning.lr, tuning.seed] = trials.get(trial.key)
+        pending |= {(grid.model, task.name): grid.pending for task in grid.scored}
     return [
-        _row(name, task.name, cells[model, task.name])
+        _row(name, task.name, cells[model, task.name], pending[model, task.name])
         for name, model in plan.results.items()
         if model in plan.tuned
         for task in plan.tuned[model].tasks
     ]
 
 
-def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None]) -> Row:
+def _row(result: str, task: str, cells: dict[Cell, dict[str, Any] | None], pending: int) -> Row:
     done = {cell: trial for cell, trial in cells.items() if trial is not None}
     seconds = sum(sum(trial["seconds"].values()) for trial in done.values())
     metric = next((trial["metric"] for trial in done.values()), "")
     baselines = next((trial["baselines"] for trial in done.values() if "baselines" in trial), None)
-    row = Row(result, task, metric, len(done), len(cells), seconds, baselines=baselines)
+    row = Row(result, task, metric, len(done), len(cells) + pending, seconds, baselines=baselines)
     choice = choose({cell: trial["scores"]["validation"][metric] for cell, trial in done.items()})
     if len(done) < len(cells) or choice is None:
         return row

@@ -47,7 +47,7 @@ from biphase.study.devices import (
     device_named,
     known_devices,
 )
-from biphase.study.ledger import finetunings, finished, lenders
+from biphase.study.ledger import finished, lenders, screened_in, tuning_grids
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import counted
 
@@ -57,7 +57,7 @@ DOUBTFUL = 0.15  # if a fit is off by more than this, other work probably ran du
 TRIAL_SECONDS = 0.3  # to restore weights, initialize a head, and publish scores
 UNKNOWN_VOCAB = 2**17  # assumed where a vocabulary is unknown; its exact size hardly matters if it is large
 
-Grid = tuple[str, str]  # (key of a model, name of a task)
+Grid = tuple[str, str, float]  # (key of a model, name of a task, share of the task's steps)
 
 
 @dataclass(frozen=True)
@@ -121,11 +121,12 @@ class Bill:
                 {
                     "model": model,
                     "task": task,
+                    **({"share": share} if share < 1 else {}),
                     "finetunings": count,
-                    "left": self.left.get((model, task), 0),
-                    "seconds_each": self.tunings.get((model, task)),
+                    "left": self.left.get((model, task, share), 0),
+                    "seconds_each": self.tunings.get((model, task, share)),
                 }
-                for (model, task), count in self.grids.items()
+                for (model, task, share), count in self.grids.items()
             ],
         }
 
@@ -194,10 +195,16 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
     runs = {key: node.run for key, node in (*plan.roots.items(), *plan.jobs.items())}
     for model, spec in plan.tuned.items():
         for task, scored in lenders(spec).items():
-            grids[model, task.name] = len(spec.lrs) * len(spec.seeds)
-            seconds = pricing.tuning(runs[model], spec, task, scored)
-            if seconds is not None:
-                tunings[model, task.name] = seconds
+            counts = {}  # by share of the task's steps
+            if spec.discard and task.is_trained:
+                counts[spec.discard.share] = len(spec.lrs) * len(spec.discard.seeds)
+            counts[1.0] = spec.rates * len(spec.seeds)
+            for share, count in counts.items():
+                grids[model, task.name, share] = count
+                on = scored if share == 1 else [task]
+                seconds = pricing.tuning(runs[model], spec, task, on, share)
+                if seconds is not None:
+                    tunings[model, task.name, share] = seconds
     return Bill(
         machine.name,
         machine=machine,
@@ -214,8 +221,12 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
 
 def left_of(plan: Plan, store: Store) -> dict[Grid, int]:
     """Return how many fine-tunings of each grid are left to run."""
-    left = [tuning for tuning in finetunings(plan) if not finished(tuning, store)]
-    return dict(Counter((tuning.model, tuning.task.name) for tuning in left))
+    left: Counter[Grid] = Counter()
+    for grid in tuning_grids(plan, screened_in(store)):
+        left[grid.model, grid.task.name, 1.0] += grid.pending
+        for tuning in grid.tunings:
+            left[tuning.model, tuning.task.name, tuning.share] += not finished(tuning, store)
+    return {grid: count for grid, count in left.items() if count}
 
 
 @dataclass
@@ -230,7 +241,7 @@ class _Pricing:
     unmeasured: dict[str, dict[str, None]] = field(default_factory=dict)  # precision → kinds of work
     shapes: dict[Any, ModelShape | None] = field(default_factory=dict)
     sizes: dict[str, Sizes | None] = field(default_factory=dict)
-    tunings: dict[tuple[ModelShape, int, str, tuple[str, ...]], float] = field(default_factory=dict)
+    tunings: dict[tuple[ModelShape, int, str, tuple[str, ...], float], float] = field(default_factory=dict)
 
     def job(self, job: TrainingJob) -> float | None:
         run = job.run
@@ -262,8 +273,14 @@ class _Pricing:
             for objective in heldout_objectives(job.objective)
         )
 
-    def tuning(self, run: Pretrain, spec: Finetune, task: Task, scored: Collection[Task]) -> float | None:
-        """Return the seconds of one fine-tuning on `task` and of scoring its model on the tasks `scored`."""
+    def tuning(
+        self, run: Pretrain, spec: Finetune, task: Task, scored: Collection[Task], share: float = 1.0
+    ) -> float | None:
+        """Return the seconds of one fine-tuning on `task` and of scoring its model on the tasks `scored`.
+
+        `share`: of the task's steps. Scoring validation alone, as screening does, is priced as scoring both splits:
+        the lengths of the two are not known separately.
+        """
         shape = self._shape(run)
         precision = "fp32" if spec.precision == "fp32" else "bf16"
         speeds = self._speeds(precision, "fine-tuning")
@@ -274,11 +291,12 @@ class _Pricing:
         self.used[precision] = None
         context = shape.context if not run.stages and shape.context else run.packing.length
         limit = spec.length or input_length(context)
-        cached = shape, limit, task.name, tuple(each.name for each in scored)
+        cached = shape, limit, task.name, tuple(each.name for each in scored), share
         if cached not in self.tunings:
             costs = _TuningCosts(speeds, shape, limit, spec)
             scoring = [costs.score(each, size) for each, size in zip(scored, sizes[1:], strict=True)]
-            self.tunings[cached] = costs.train(task, sizes[0]) + sum(scoring) + TRIAL_SECONDS * len(scoring)
+            training = share * costs.train(task, sizes[0])
+            self.tunings[cached] = training + sum(scoring) + TRIAL_SECONDS * len(scoring)
         return self.tunings[cached]
 
     def _shape(self, run: Pretrain) -> ModelShape | None:

@@ -47,7 +47,15 @@ from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
 from biphase.study.describe import opening, work_left
-from biphase.study.ledger import FineTuning, finetunings, finished, unfinished
+from biphase.study.ledger import (
+    FineTuning,
+    finetuning_of,
+    finished,
+    screened_in,
+    tuning_grid,
+    tuning_grids,
+    unfinished,
+)
 from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, si
@@ -97,8 +105,9 @@ class Worker:
         self.outcome = Outcome()
         self.warned: set[str] = set()
         # Fine-tunings not known to be done.
-        self.open = {training.key: training for training in finetunings(plan, evaluated)}
-        self.planned = len(self.open)
+        grids = tuning_grids(plan, screened_in(store), evaluated)
+        self.grids = {(grid.model, grid.task.name): grid for grid in grids}
+        self.open = {training.key: training for grid in self.grids.values() for training in grid.tunings}
         self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
         self.live_model: LiveModel | None = None  # of the last training job
@@ -126,7 +135,7 @@ class Worker:
             self.live("")
             try:
                 if order["do"] == "tune":
-                    self._tune(order["keys"], leases)
+                    self._tune([finetuning_of(self.plan, *one) for one in order["tunings"]], leases)
                 else:
                     self._train(self.plan.jobs[order["key"]], leases[0] if leases else None)
             finally:
@@ -147,7 +156,10 @@ class Worker:
         done = ledger.keys_with_weights(self.plan, self.store)
         tuned = self._choose_finetunings(done)
         if tuned:
-            return tuned, {"do": "tune", "keys": [lease.key for lease in tuned]}
+            # In full, not by key: another rank need not have read which learning rates are kept.
+            chosen = [self.open[lease.key] for lease in tuned]
+            tunings = [(one.model, one.task.name, one.lr, one.seed, one.share) for one in chosen]
+            return tuned, {"do": "tune", "tunings": tunings}
         left = self._left(done)
         pending = [key for key in left if key in self.wanted and not self._blocked(key)]
         for key in pending:
@@ -200,8 +212,22 @@ class Worker:
         """Whether a fine-tuning is finished, here or elsewhere; then it is no longer open."""
         done = finished(training, self.store)
         if done:
-            del self.open[training.key]
+            self._forget(training)
         return done
+
+    def _forget(self, training: FineTuning) -> None:
+        """Remove a finished fine-tuning from the open ones; if it ended the screening of a grid, open what follows."""
+        self.open.pop(training.key, None)
+        if training.share == 1:
+            return
+        place = training.model, training.task.name
+        scored, known = self.grids[place].scored, {each.key for each in self.grids[place].tunings}
+        grid = tuning_grid(self.plan, training.model, training.task, scored, screened_in(self.store))
+        self.grids[place] = grid
+        wanted = {*self.open, *(each.key for each in grid.tunings if each.key not in known)}
+        # In the order of grids, so that a model is not loaded twice.
+        every = (each for grid in self.grids.values() for each in grid.tunings)
+        self.open = {each.key: each for each in every if each.key in wanted}
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
@@ -213,21 +239,22 @@ class Worker:
         """Whether this job, or one that it depends on, failed in this worker."""
         return any(job.key in self.outcome.failed for job in self.plan.path(key))
 
-    def _tune(self, keys: list[str], leases: list[Lease]) -> None:
+    def _tune(self, chosen: list[FineTuning], leases: list[Lease]) -> None:
         """Run this process's share of the chosen fine-tunings, if there is one for it."""
         failed = ""
-        if self.ranks.rank < len(keys):
-            training = self.open[keys[self.ranks.rank]]
+        if self.ranks.rank < len(chosen):
+            training = chosen[self.ranks.rank]
             # Only rank 0 holds leases. If another rank's trial was taken over, publishing it twice does no harm.
             failed = self._run_finetuning(training, lambda: bool(leases) and leases[0].lost)
         self.outcome.unsaved += self.ranks.sum_float(self.tuner.unsaved if self.tuner else 0.0)
         if self.tuner:
             self.tuner.unsaved = 0.0
         if self.ranks.world > 1:  # rank 0 must know, or it would choose the same one again
-            for rank, key in enumerate(keys):
+            for rank, training in enumerate(chosen):
                 if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
-                    failure = ledger.failures(self.plan, self.store).get(key, {})
-                    self.outcome.failed.setdefault(key, failure.get("error", "failed in another process"))
+                    failure = ledger.failures(self.plan, self.store).get(training.key, {})
+                    error = failure.get("error", "failed in another process")
+                    self.outcome.failed.setdefault(training.key, error)
 
     def _run_finetuning(self, training: FineTuning, lost: Callable[[], bool]) -> str:
         """Run one fine-tuning; return the error as one line, or ""."""
@@ -268,7 +295,7 @@ class Worker:
             )
             return one_line(error)
         self.tuner.live("")
-        del self.open[training.key]
+        self._forget(training)
         self.outcome.computed += 1
         ledger.forget_failure(self.plan, self.store, training.key)
         took = f"{time.monotonic() - began:.1f} s"
@@ -280,11 +307,15 @@ class Worker:
         if len(self.open) <= SCAN_LIMIT:
             for training in list(self.open.values()):
                 self._close(training)
-        return f"{self.planned - len(self.open):>{len(str(self.planned))}}/{self.planned} fine-tunings"
+        pending = sum(grid.pending for grid in self.grids.values())
+        planned = pending + sum(len(grid.tunings) for grid in self.grids.values())
+        return f"{planned - pending - len(self.open):>{len(str(planned))}}/{planned} fine-tunings"
 
     def _time_left(self) -> str:
         assert self.tuner is not None
-        left = self.tuner.seconds_left(self.open.values())
+        work = [(training.task.name, training.share) for training in self.open.values()]
+        work += [(grid.task.name, grid.pending) for grid in self.grids.values()]
+        left = self.tuner.seconds_left(work)
         if not left:
             return ""
         workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
@@ -507,7 +538,7 @@ class PlanTuner(Tuner):
             plan.study.finetune, ranks.device, self._encoder, check=self._check, stop=options.stop, live=live
         )
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # measured, by task
+        self.seconds: dict[str, list[float]] = defaultdict(list)  # of full fine-tunings, measured, by task
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
         """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
@@ -530,13 +561,14 @@ class PlanTuner(Tuner):
             training.task,
             lr=training.lr,
             seed=training.seed,
+            share=training.share,
             scored_on=list(missing),
             scored=publish,
             checkpoints=Checkpoints(self.store, training.key, steps=steps, seconds=seconds, say=self.say),
             lost=lost,
             title=title,
         )
-        self.seconds[training.task.name].append(time.monotonic() - began)
+        self.seconds[training.task.name].append((time.monotonic() - began) / training.share)
         own = tuned.scores.get(training.task.name)
         return own.parts["validation"] if own else PartScores({}, {})
 
@@ -548,13 +580,16 @@ class PlanTuner(Tuner):
     def _check(self, task: Task) -> None:
         refuse_changed(task, self.plan.tasks[task.name], self.store)
 
-    def seconds_left(self, left: Iterable[FineTuning]) -> float | None:
-        """Estimate the time left from times measured here; tasks without one count as average."""
+    def seconds_left(self, left: Iterable[tuple[str, float]]) -> float | None:
+        """Estimate the time left from times measured here; tasks without one count as average.
+
+        `left`: names of tasks, each with how many full fine-tunings on it are left; a short one is a part of one.
+        """
         if not self.seconds:
             return None
         usual = fmean(chain.from_iterable(self.seconds.values()))
         means = {name: fmean(measured) for name, measured in self.seconds.items()}
-        return sum(means.get(training.task.name, usual) for training in left)
+        return sum(means.get(task, usual) * count for task, count in left)
 
 
 # ---------------------------------------------------------------- from a verb to a worker
@@ -637,13 +672,17 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
     A bad row would otherwise be found when the first fine-tuning begins, perhaps after days of pretraining. Tasks with
     local files are read whole; tasks on the hub must at least be pinned.
     """
-    tasks = {
-        task.name: task
-        for training in finetunings(plan)
-        for trial in training.trials
-        if not store.knows(store.trials / trial.key)
-        for task in (training.task, trial.task)
-    }
+    tasks: dict[str, Task] = {}
+    for grid in tuning_grids(plan, screened_in(store)):
+        missing = [
+            trial.task
+            for training in grid.tunings
+            for trial in training.trials
+            if not store.knows(store.trials / trial.key)
+        ]
+        if missing or grid.pending:
+            every = (grid.task, *missing, *(grid.scored if grid.pending else ()))
+            tasks |= {task.name: task for task in every}
     descriptions = [describe(task, download=download) for task in tasks.values()]
     for task in tasks.values():
         if not on_hub(task):

@@ -395,9 +395,11 @@ EFFICIENCY = (
         gist="Spread over learning rates, MLM 40% minus CLM",
         contrast="spread over learning rates (test score at the rate that is best on validation − at the worst, mean over the "
         "tasks that both have learnt) of MLM 40% − of CLM",
-        needs="needs an MLM 40% and a CLM run of the same size and length, and three learning rates or more",
+        needs="needs an MLM 40% and a CLM run of the same size and length, and three learning rates or more, none "
+        "discarded early",
         on=ALL,
         only_if=lambda finetune: len(finetune.lrs) >= 3,  # of two the spread would be a single difference
+        every_rate=True,
         models=BOTH,
         contrasts=(
             Pattern(

@@ -362,7 +362,7 @@ def ratio_axis(lines: list[ScoreLine]) -> Axis:
 def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     """One model of each objective over the learning rates of fine-tuning."""
     finetune = evidence.plan.study.finetune
-    if finetune is None or len(finetune.lrs) < 2:
+    if finetune is None or len(finetune.lrs) < 2 or finetune.discard:  # the rates that remain were selected
         return None
     models, size = _rate_models(evidence)
     ticks = tuple(sorted(finetune.lrs))

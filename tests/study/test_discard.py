@@ -1,0 +1,348 @@
+"""Early discarding of learning rates: a tiny study run to its end, by one worker or two, stopped, packed, reported."""
+
+import json
+import random
+import shutil
+import threading
+from dataclasses import replace
+from itertools import product
+
+import pytest
+
+from biphase import Discard, Fewer, Stage, Study
+from biphase.errors import SpecError
+from biphase.keys import finetuning_key
+from biphase.metadata import TRIAL, VALUES, check_trial
+from biphase.papers.gisserot2025 import PAPER
+from biphase.report.content import collect
+from biphase.report.evidence import gather
+from biphase.report.verdicts import judge, prospects
+from biphase.specs import CLM, MLM
+from biphase.store import Store, publish
+from biphase.study import archive, ledger
+from biphase.study.describe import plan_json, status_json, status_text, summary
+from biphase.study.ledger import best_rates, count, extension, screened_in, tuning_grids
+from biphase.study.plan import identities, make_plan, save_plan
+from biphase.study.prices import Bill
+
+RATES, SEEDS, SCREENING = (5e-4, 1e-3, 2e-3), (0, 1), (7, 8)
+DISCARD = Discard(keep=1, seeds=SCREENING, share=0.4)
+
+
+# ---------------------------------------------------------------- rules
+
+
+def test_the_best_rates_are_kept():
+    scores = {(1e-4, 0): 0.1, (1e-4, 1): 0.2, (2e-4, 0): 0.5, (2e-4, 1): 0.4, (4e-4, 0): 0.3, (4e-4, 1): 0.4}
+    assert best_rates(scores, 1) == (2e-4,)
+    assert best_rates(scores, 2) == (2e-4, 4e-4)
+    assert best_rates(dict.fromkeys(scores, 0.5), 2) == (1e-4, 2e-4), "ties go to the lowest rates"
+    beyond = {(5e-5, 0): 0.5, (5e-5, 1): 0.5}
+    assert best_rates(dict.fromkeys(scores, 0.5) | beyond, 2) == (1e-4, 2e-4), "an extension must be better"
+    assert best_rates(scores | {(1e-4, 1): None}, 2) == (), "no choice while a score is missing"
+
+
+def test_a_kept_end_extends_the_grid():
+    rates = (1e-5, 2e-5, 5e-5)
+    assert extension(rates, (2e-5,)) == ()
+    assert extension(rates, (1e-5, 5e-5)) == (5e-6, 1.25e-4)
+    assert extension((0.2, 0.6), (0.6,)) == (), "no learning rate of 1 or more"
+    assert extension((1e-5,), (1e-5,)) == ()
+
+
+def test_what_cannot_be_is_refused(grid):
+    with pytest.raises(SpecError, match=r"seed 1 .*Discard\(seeds"):
+        replace(grid, discard=Discard(keep=1, seeds=(1, 2)))
+    with pytest.raises(SpecError, match="2 of 2"):
+        replace(grid, discard=Discard(keep=2))
+    with pytest.raises(SpecError, match="on_the_way"):
+        replace(grid, lrs=RATES, on_the_way=Fewer(("toys",), (1e-3,), (0,)), discard=Discard(keep=2))
+    for wrong in ({"keep": 0}, {"share": 1.0}, {"share": 0.0}, {"seeds": (3, 3)}, {"seeds": (-1,)}):
+        with pytest.raises(SpecError, match="Discard"):
+            Discard(**wrong)
+    part = replace(grid, lrs=RATES, on_the_way=Fewer(("toys",), (1e-3, 2e-3), (0,)), discard=Discard(keep=2))
+    assert part.part(on_the_way=True).discard is None, "all rates of the part are kept"
+
+
+def test_six_rates_and_five_seeds_cost_thirteen_fine_tunings_instead_of_thirty(grid, tiny_run, store):
+    spec = replace(grid, tasks=grid.tasks[:1], lrs=tuple(n * 1e-4 for n in range(1, 7)), seeds=range(5))
+    plan = make_plan(Study("s", tiny_run("clm"), replace(spec, discard=Discard())), identities(store))
+    text = " ".join(" ".join(summary(plan, (), count(plan, store), Bill("cpu"), "s.py")).split())
+    assert all(fact in text for fact in ("10 fine-tunings", "12 short", "cost of 13, not 30", "10 scores"))
+    facts = plan_json(plan, done=(), tuned=count(plan, store), bill=Bill("cpu"))
+    assert facts["finetunings"] == 22
+    assert facts["discard"] == {"screenings": 12, "cost": 13.0, "cost_without": 30}
+
+
+def test_keys_without_discarding_are_as_before(grid, tiny_run, store):
+    runs = (tiny_run("clm"),)
+    plain = make_plan(Study("s", runs, replace(grid, lrs=RATES)), identities(store))
+    discarding = make_plan(Study("s", runs, replace(grid, lrs=RATES, discard=DISCARD)), identities(store))
+    assert "discard" not in json.dumps(plain.to_json())
+    full = {tuning.key for tuning in ledger.finetunings(plain)}
+    short = [tuning for each in tuning_grids(discarding, lambda trial: None) for tuning in each.screening]
+    assert not full & {tuning.key for tuning in short}
+    reported = {
+        tuning.key
+        for each in tuning_grids(discarding, lambda trial: 0.5)
+        for tuning in each.reported
+        if tuning.lr in RATES
+    }
+    assert reported < full, "what remains is shared with a study that keeps every rate"
+    one = short[0]
+    spec = discarding.tuned[one.model]
+    values = {"lr": one.lr, "seed": one.seed}
+    whole = finetuning_key(one.model, discarding.tasks[one.task.name], spec, **values)
+    assert one.key != whole
+
+
+# ---------------------------------------------------------------- a study, run
+
+
+@pytest.fixture
+def plan(tiny_run, grid, store):
+    """Two models on two tasks of three: a grid for each of the two that are trained on."""
+    runs = tiny_run("clm", Stage(CLM(), 6)), tiny_run("mlm", Stage(MLM(0.4), 6))
+    study = Study(
+        "tuned", runs, replace(grid, lrs=RATES, seeds=SEEDS, discard=DISCARD), papers="gisserot2025"
+    )
+    made = make_plan(study, identities(store))
+    save_plan(made, store)
+    return made
+
+
+@pytest.fixture(scope="session")
+def _discarded_store(shards, tmp_path_factory):
+    made = Store(tmp_path_factory.mktemp("discarded"))
+    made.shards.mkdir(parents=True)
+    (made.shards / shards.name).symlink_to(shards)
+    return made
+
+
+@pytest.fixture
+def finished(plan, store, worker, _discarded_store):
+    """The store after all work, which is done once and copied for each test."""
+    if not _discarded_store.checkpoints.exists():
+        save_plan(plan, _discarded_store)
+        outcome = worker(plan, _discarded_store).work()
+        assert not outcome.failed
+    for kind in ("checkpoints", "trials"):
+        shutil.copytree(getattr(_discarded_store, kind), getattr(store, kind), dirs_exist_ok=True)
+    return store
+
+
+def grids(plan, store):
+    return list(tuning_grids(plan, screened_in(store)))
+
+
+def trials(store):
+    """What every trial says, without times."""
+    return {
+        place.name: {k: v for k, v in json.loads((place / TRIAL).read_text()).items() if k != "seconds"}
+        for place in store.trials.iterdir()
+    }
+
+
+def rewrite(store, key, change):
+    """Publish a trial again after `change` of its metadata."""
+    place = store.trials / key
+    about, values = json.loads((place / TRIAL).read_text()), (place / VALUES).read_bytes()
+    change(about)
+    shutil.rmtree(place)
+    with store.attempt("again") as folder:
+        (folder / TRIAL).write_text(json.dumps(about))
+        (folder / VALUES).write_bytes(values)
+        publish(folder, place)
+
+
+def prefer(store, plan, rate):
+    """Screening trials whose validation prefers one rate; nothing else is in the store."""
+    for grid in tuning_grids(plan, lambda trial: None):
+        for tuning in grid.screening:
+            score = 0.9 if tuning.lr == rate else 0.5
+            rewrite(store, tuning.trials[0].key, lambda about, score=score: _scored(about, score))
+
+
+def _scored(about, score):
+    about["scores"]["validation"][about["metric"]] = score
+
+
+def test_a_study_is_screened_then_fine_tuned_at_the_kept_rates(plan, finished):
+    stored = trials(finished)
+    assert set(stored) == {
+        trial.key for grid in grids(plan, finished) for tuning in grid.tunings for trial in tuning.trials
+    }, "nothing else was computed"
+    for grid in grids(plan, finished):
+        assert {(tuning.lr, tuning.seed) for tuning in grid.screening} == {
+            *product((*RATES, *grid.extended), SCREENING)
+        }
+        for tuning in grid.screening:
+            (trial,) = tuning.trials
+            about = stored[trial.key]
+            assert about["steps"] == 2, "40% of three steps, rounded up"
+            assert set(about["scores"]) == {"validation"}, "no test score exists that could be looked at"
+        assert {tuning.seed for tuning in grid.reported} == {*SEEDS}
+        assert len({tuning.lr for tuning in grid.reported}) == DISCARD.keep
+        for tuning in grid.reported:
+            assert {stored[trial.key]["steps"] for trial in tuning.trials} == {3}
+            assert all("discard" not in stored[trial.key]["finetune"] for trial in tuning.trials)
+    assert [grid.task.name for grid in grids(plan, finished)] == ["toys", "facts"] * 2
+    assert count(plan, finished).done == count(plan, finished).of
+
+
+def test_a_stage_two_trial_is_that_of_a_study_without_discarding(plan, finished, worker):
+    whole = make_plan(
+        replace(plan.study, name="all", finetune=replace(plan.study.finetune, discard=None)),
+        identities(finished),
+    )
+    before = trials(finished)
+    worker(whole, finished).work()
+    assert before.items() <= trials(finished).items()
+    every = {trial.key for tuning in ledger.finetunings(whole) for trial in tuning.trials}
+    assert every & set(before), "some were there already"
+
+
+def test_a_stopped_worker_resumes_and_nothing_is_computed_twice(plan, finished, tmp_path, shards, worker):
+    other = Store(tmp_path / "other")
+    other.shards.mkdir(parents=True)
+    (other.shards / shards.name).symlink_to(shards)
+    shutil.copytree(finished.checkpoints, other.checkpoints)
+    computed = 0
+    for allowed in (3, 5, 7, None):  # stopped while rates are screened, and after it
+        asked = iter(range(10_000))
+        outcome = worker(
+            plan,
+            other,
+            stop=lambda asked=asked, allowed=allowed: allowed is not None and next(asked) > 8 * allowed,
+        ).work()
+        computed += outcome.computed
+        assert outcome.stopped == (allowed is not None)
+    assert computed == sum(len(grid.tunings) for grid in grids(plan, other))
+    assert trials(other) == trials(finished)
+
+
+def test_two_workers_find_the_same_rates(plan, finished, tmp_path, shards, worker):
+    other = Store(tmp_path / "other")
+    other.shards.mkdir(parents=True)
+    (other.shards / shards.name).symlink_to(shards)
+    shutil.copytree(finished.checkpoints, other.checkpoints)
+    workers = [worker(plan, other) for _ in range(2)]
+    threads = [threading.Thread(target=each.work) for each in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=300)
+    assert not any(thread.is_alive() for thread in threads)
+    assert sum(each.outcome.computed for each in workers) == count(plan, other).of
+    assert trials(other) == trials(finished)
+
+
+def test_test_scores_change_no_choice(plan, finished):
+    before = grids(plan, finished)
+    reported = [trial for grid in before for tuning in grid.reported for trial in tuning.trials]
+    rates = [grid.chosen for grid in gather(plan, finished).grids.values()]
+    chance = random.Random(0)
+    for trial in reported:
+
+        def change(about):
+            about["scores"]["test"] = dict.fromkeys(about["scores"]["test"], chance.random())
+
+        rewrite(finished, trial.key, change)
+    assert grids(plan, finished) == before
+    assert [grid.chosen for grid in gather(plan, finished).grids.values()] == rates
+
+
+@pytest.mark.parametrize(("rate", "beyond"), [(RATES[0], 2.5e-4), (RATES[1], None), (RATES[2], 4e-3)])
+def test_a_kept_end_is_extended_once_in_both_stages(rate, beyond, plan, finished, worker):
+    prefer(finished, plan, rate)
+    for grid in tuning_grids(plan, screened_in(finished)):
+        assert grid.extended == (() if beyond is None else (beyond,))
+    if beyond is None:
+        return
+    worker(plan, finished).work()
+    (first, *_) = grids(plan, finished)
+    extended = [tuning for tuning in first.screening if tuning.lr == beyond]
+    for tuning in extended:
+        rewrite(finished, tuning.trials[0].key, lambda about: _scored(about, 0.95))
+    (first, *_) = grids(plan, finished)
+    assert {tuning.lr for tuning in first.reported} == {beyond}
+    assert first.extended == (beyond,), "the new end is not extended again"
+    worker(plan, finished).work()
+    evidence = gather(plan, finished)
+    assert beyond in evidence.grids["clm", "toys"].lrs
+    assert evidence.grids["clm", "toys"].done == len(SEEDS)
+
+
+def test_a_missing_screening_trial_is_computed_again_and_nothing_is_chosen_before(plan, finished, worker):
+    (first, *others) = grids(plan, finished)
+    shutil.rmtree(finished.trials / first.screening[-1].trials[0].key)
+    (pending, *same) = grids(plan, finished)
+    assert (pending.reported, pending.pending) == ((), DISCARD.keep * len(SEEDS))
+    assert same == others
+    assert gather(plan, finished).grids["clm", "toys"].done == 0
+    assert ledger.survey_trials(plan, finished).of == count(plan, finished).of
+    worker(plan, finished).work()
+    assert grids(plan, finished) == [first, *others]
+
+
+def test_status_and_report_say_what_was_discarded(plan, finished):
+    text = status_text(plan, finished, command_path="s.py")
+    assert all(fact in text for fact in ("2 seeds (7, 8)", "4 of 4 grids", "best 1"))
+    told = status_json(plan, finished)["finetunings"]
+    assert told["done"] == told["of"] == count(plan, finished).of
+    assert [grid["kept"] for grid in told["grids"]] == [
+        sorted({tuning.lr for tuning in grid.reported}) for grid in grids(plan, finished)
+    ]
+    content = collect(plan, finished)
+    facts = dict(content.provenance.protocol)
+    assert all(fact in facts["Discarded learning rates"] for fact in ("40%", "7, 8", "best 1 of 3"))
+    assert "Extended grids" in facts
+    trials = next(table for table in content.tables if table.name == "trials")
+    seeds = trials.columns.index("seed")
+    assert {row[seeds] for row in trials.rows} == {str(seed) for seed in SEEDS}, "screening is not reported"
+
+
+def test_a_claim_about_every_rate_is_not_tested(plan, finished):
+    finding = next(each for each in judge(gather(plan, finished), (PAPER,)) if each.id == "C12")
+    assert finding.verdict == "not tested"
+    assert "discard" in finding.why
+    prospect = next(each for each in prospects(plan, None, (PAPER,)) if each.id == "C12")
+    assert (prospect.tested, "discard" in prospect.needs) == (False, True)
+    whole = replace(plan.study, finetune=replace(plan.study.finetune, discard=None))
+    others = prospects(make_plan(whole, identities(finished)), None, (PAPER,))
+    assert next(each for each in others if each.id == "C12").tested
+
+
+def test_an_archive_has_both_stages_and_merges_elsewhere(plan, finished, tmp_path):
+    path = tmp_path / "study.tar.zst"
+    packed = archive.pack(plan, finished, identities(finished), path)
+    assert packed.scores == packed.scores_planned == len(trials(finished))
+    elsewhere = Store.open(tmp_path / "elsewhere")
+    archive.merge(archive.check(path), elsewhere)
+    assert count(plan, elsewhere).done == count(plan, finished).of
+    assert grids(plan, elsewhere) == grids(plan, finished)
+    before, after = (gather(plan, each).grids for each in (finished, elsewhere))
+    assert {place: grid.chosen for place, grid in before.items()} == {
+        place: grid.chosen for place, grid in after.items()
+    }
+
+
+def test_a_screening_trial_with_test_scores_is_refused(plan, finished):
+    key = grids(plan, finished)[0].screening[0].trials[0].key
+    about = json.loads((finished.trials / key / TRIAL).read_text())
+    check_trial(about, key)
+    about["scores"]["test"] = about["scores"]["validation"]
+    with pytest.raises(Exception, match="validation"):
+        check_trial(about, key)
+
+
+def test_a_killed_screening_resumes_from_its_checkpoint(plan, finished, worker):
+    tuning = grids(plan, finished)[0].screening[0]
+    whole = trials(finished)[tuning.trials[0].key]
+    shutil.rmtree(finished.trials / tuning.trials[0].key)
+    asked = iter(range(100))
+    stopped = worker(plan, finished, stop=lambda: next(asked) > 0, checkpoint_steps=1).work()
+    assert stopped.stopped
+    assert ledger.unfinished(finished) == {tuning.key: 1}
+    worker(plan, finished).work()
+    assert trials(finished)[tuning.trials[0].key] == whole

@@ -48,6 +48,6 @@ def test_effects_are_found_where_they_are_and_nowhere_else(tmp_path, effects):
         assert {"C4"} <= reproduced <= TRUE_WITHOUT_EFFECTS
         assert told["answer"].startswith("No recipe is clearly ahead")
     else:
-        assert {verdicts[name] for name in SMALL} <= {"reproduced", "direction only", "underpowered"}
+        assert {verdicts[name] for name in SMALL} <= {"reproduced", "underpowered"}
         assert reproduced | SMALL | UNTESTED == set(verdicts)
         assert "CLM for 10,000 steps, then MLM 40% for 32,000 scores best" in told["answer"]

@@ -393,6 +393,8 @@ class Pattern:
     margin: float = 0.0
     metric: str = ""
     remark: Callable[[Case, On], Remark | None] | None = None
+    # What it compares and which models that needs, said where a study has the families but not the models
+    needs: str = ""
 
     def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         study = case.study
@@ -454,12 +456,22 @@ class Statement:
     effect: float = 0.0  # points: the effect worth finding where none is published; 0: the study's
 
     def tests(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
-        """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
+        """The tests whose models are all planned to be fine-tuned on the tasks of the test.
+
+        There are none where the premise of the claim cannot be tested.
+        """
+        if self.premise and not self.premises(study, numbers):
+            return []
         return self._tests(self.contrasts, study, numbers)
 
     def premises(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
         """The tests of the premise, one for each case."""
         return self._tests(self.premise, study, numbers)
+
+    def lacks(self, study: ComparableModels, numbers: Published) -> list[str]:
+        """What is not compared for want of models, although other contrasts of the claim may be."""
+        patterns = (one for one in self.contrasts if isinstance(one, Pattern) and one.needs)
+        return [one.needs for one in patterns if not self._tests((one,), study, numbers)]
 
     def _tests(
         self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published

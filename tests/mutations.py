@@ -598,6 +598,23 @@ MUTATIONS = [
         "cells of a crossed table are treated as independent",
     ),
     Mutation(
+        "one of several premises is enough",
+        "report/verdicts.py",
+        "return all(part.above <= ALPHA for part in premises)",
+        "return any(part.above <= ALPHA for part in premises)",
+        "report/test_claim_truths.py::test_without_its_premise_a_claim_is_not_applicable_and_the_numbers_say_so",
+        "a claim is judged although a part of what it presupposes is false",
+    ),
+    Mutation(
+        "levelling off is not tested",
+        "papers/gisserot2025/claims.py",
+        "lambda on, clm, mlm, clm_before, mlm_before: on.gap(mlm_before, mlm)",
+        "lambda on, clm, mlm, clm_before, mlm_before: on.gap(clm, mlm)",
+        "report/test_claim_truths.py::test_what_is_reversed_in_one_part_is_refuted",
+        "a claim is reproduced although one of its halves is false",
+        subtle=True,
+    ),
+    Mutation(
         "best part speaks for the claim",
         "report/statistics/moderated.py",
         "reproduced = max(one for one, _ in pairs)",

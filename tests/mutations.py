@@ -606,15 +606,6 @@ MUTATIONS = [
         "a claim is judged although a part of what it presupposes is false",
     ),
     Mutation(
-        "levelling off is not tested",
-        "papers/gisserot2025/claims.py",
-        "lambda on, clm, mlm, clm_before, mlm_before: on.gap(mlm_before, mlm)",
-        "lambda on, clm, mlm, clm_before, mlm_before: on.gap(clm, mlm)",
-        "report/test_claim_truths.py::test_what_is_reversed_in_one_part_is_refuted",
-        "a claim is reproduced although one of its halves is false",
-        subtle=True,
-    ),
-    Mutation(
         "best part speaks for the claim",
         "report/statistics/moderated.py",
         "reproduced = max(one for one, _ in pairs)",

@@ -57,7 +57,7 @@ PAPER = {  # claim → the models of its first test, and the published numbers o
     "C8": ([name for size in SIZES_OF_PAPER for name in at(size, *RATIOS)], [None, None]),
     "C9": (at("610m", "mlm20", "mlm30", "mlm40"), [None] * 8),
     "C10": ([f"{CAUSAL}-5000", f"{MASKED}-5000"], [6.07, 1.81, 6.41, 10.72]),
-    "C11": ([f"{MASKED}-40000", f"{CAUSAL}-40000"], [2.92, 0.63, 15.91, 3.21]),
+    "C11": ([f"{MASKED}-40000", f"{CAUSAL}-40000"], [2.92, 0.63, 15.91, 3.21, 6.07, 6.41, 10.72]),
     "C12": (PAIR, [None, 6.1, None]),
     "C13": ([QUARTER, MASKED], [0.85, 0.86, 5.0, 0.33]),
     "C14": ([QUARTER, HALF, *at("610m", "clm-32k-mlm40")], [0.65, 0.71, 4.13, 0.06, -0.06]),
@@ -158,9 +158,8 @@ def test_checkpoints_too_late_are_not_early_and_too_early_not_late(plan_of):
 
     early = [found(plan_of(study(*kept(step))), "C10") for step in (2 * K, 2 * K + 1)]
     assert [len(tests) for tests in early] == [4, 0]  # an eighth of 16,000
-    late = [found(plan_of(study(*kept(2 * K, step))), "C11") for step in (8 * K, 8 * K + 1)]
+    late = [found(plan_of(study(*kept(step))), "C11") for step in (8 * K, 8 * K + 1)]
     assert [len(tests) for tests in late] == [0, 4]
-    assert found(plan_of(study(*kept(9 * K))), "C11") == [], "nothing was ahead before"
 
 
 def test_checkpoints_are_compared_on_what_they_are_fine_tuned_on(plan_of):
@@ -168,7 +167,7 @@ def test_checkpoints_are_compared_on_what_they_are_fine_tuned_on(plan_of):
     fewer = Fewer(("sst2", "squad"), lrs=(1e-4,), seeds=(0, 1))
     plan = plan_of(study(*runs, on_the_way=fewer))
     assert [test.tasks for test in found(plan, "C10")] == [("sst2",), ("squad",)]
-    assert [test.tasks for test in found(plan, "C11")] == [("sst2",), ("squad",)]
+    assert [test.tasks for test in found(plan, "C11")] == [("sst2",), ("squad",)] * 2, "late, and before"
     assert len(found(plan, "C1")) == 1  # ends are fine-tuned on everything
     over = comparable_models(plan)
     assert [over.seeds(found(plan, name)[0].models) for name in ("C10", "C1")] == [2, 5]

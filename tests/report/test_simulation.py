@@ -149,9 +149,8 @@ def test_effects_that_are_turned_round_are_refused(simulated, paper_means):
         return paper_means["-".join(words), family]
 
     found = verdicts(simulated(5, truth))
-    assert {found[one] for one in ("C1", "C2", "C3", "C10")} == {"not reproduced"}
+    assert {found[one] for one in ("C1", "C2", "C3", "C10", "C11")} == {"not reproduced"}
     assert found["C5"] == "not applicable", "MLM has no advantage that could grow"
-    assert found["C11"] == "not applicable", "CLM was not ahead before"
 
 
 def test_an_effect_that_was_taken_away_is_not_found(simulated, paper_means):

@@ -374,6 +374,11 @@ class Cases(Protocol):
 class Tests(Protocol):
     """Makes the tests of a claim in one case: `Pattern`."""
 
+    @property
+    def needs(self) -> str:
+        """What it compares and which models that needs, said where a study has none; empty: nothing is said."""
+        ...
+
     def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]: ...
 
 
@@ -393,8 +398,7 @@ class Pattern:
     margin: float = 0.0
     metric: str = ""
     remark: Callable[[Case, On], Remark | None] | None = None
-    # What it compares and which models that needs, said where a study has the families but not the models
-    needs: str = ""
+    needs: str = ""  # what it compares and which models that needs, said where a study does not have them
 
     def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         study = case.study
@@ -456,12 +460,7 @@ class Statement:
     effect: float = 0.0  # points: the effect worth finding where none is published; 0: the study's
 
     def tests(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
-        """The tests whose models are all planned to be fine-tuned on the tasks of the test.
-
-        There are none where the premise of the claim cannot be tested.
-        """
-        if self.premise and not self.premises(study, numbers):
-            return []
+        """The tests whose models are all planned to be fine-tuned on the tasks of the test."""
         return self._tests(self.contrasts, study, numbers)
 
     def premises(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
@@ -470,8 +469,7 @@ class Statement:
 
     def lacks(self, study: ComparableModels, numbers: Published) -> list[str]:
         """What is not compared for want of models, although other contrasts of the claim may be."""
-        patterns = (one for one in self.contrasts if isinstance(one, Pattern) and one.needs)
-        return [one.needs for one in patterns if not self._tests((one,), study, numbers)]
+        return [one.needs for one in self.contrasts if one.needs and not self._tests((one,), study, numbers)]
 
     def _tests(
         self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published

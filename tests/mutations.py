@@ -615,6 +615,14 @@ MUTATIONS = [
         "cells of a crossed table are treated as independent",
     ),
     Mutation(
+        "claims without their premise",
+        "report/verdicts.py",
+        "return all(part.above <= ALPHA for part in premises)",
+        "return True",
+        "report/test_claim_truths.py::test_without_its_premise_a_claim_is_not_applicable_and_the_numbers_say_so",
+        "a claim is judged although what it presupposes is false",
+    ),
+    Mutation(
         "best part speaks for the claim",
         "report/statistics/moderated.py",
         "reproduced = max(one for one, _ in pairs)",

@@ -381,6 +381,11 @@ class Cases(Protocol):
 class Tests(Protocol):
     """Makes the tests of a claim in one case: `Pattern`."""
 
+    @property
+    def needs(self) -> str:
+        """What it compares and which models that needs, said where a study has none; empty: nothing is said."""
+        ...
+
     def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]: ...
 
 
@@ -400,6 +405,7 @@ class Pattern:
     margin: float = 0.0
     metric: str = ""
     remark: Callable[[Case, On], Remark | None] | None = None
+    needs: str = ""  # what it compares and which models that needs, said where a study does not have them
 
     def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         study = case.study
@@ -468,6 +474,10 @@ class Statement:
     def premises(self, study: ComparableModels, numbers: Published) -> list[Contrast]:
         """The tests of the premise, one for each case."""
         return self._tests(self.premise, study, numbers)
+
+    def lacks(self, study: ComparableModels, numbers: Published) -> list[str]:
+        """What is not compared for want of models, although other contrasts of the claim may be."""
+        return [one.needs for one in self.contrasts if one.needs and not self._tests((one,), study, numbers)]
 
     def _tests(
         self, patterns: tuple[Tests, ...], study: ComparableModels, numbers: Published

@@ -263,6 +263,7 @@ class Examined:
     statement: Statement
     tests: list[Contrast]
     premises: list[Contrast]
+    lacks: list[str]  # contrasts that are not tested for want of models
     paper: Paper | None
 
 
@@ -276,7 +277,8 @@ def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]
     found = []
     for one, paper in pairs:
         numbers = paper.published if paper else Published()
-        found.append(Examined(one, one.tests(study, numbers), one.premises(study, numbers), paper))
+        tests, premises = one.tests(study, numbers), one.premises(study, numbers)
+        found.append(Examined(one, tests, premises, one.lacks(study, numbers) if tests else [], paper))
     return found
 
 
@@ -405,16 +407,19 @@ def _finding(
     alpha: float,
 ) -> Finding:
     statement, absent = claim.statement, untested_families(study, claim, parts)
-    complete = not absent and not test.missing
+    complete = not absent and not test.missing and not claim.lacks
     judged = verdict([part.supports for part in parts], *adjusted, complete=complete, alpha=alpha)
     explained = why(statement.gist, judged, parts, adjusted[0], needs(study, statement), effect)
+    if claim.lacks and test.known:
+        explained += f" Not tested: {'; '.join(claim.lacks)}."
     if premises and not _applies(premises) and any(not part.missing for part in parts):
         pending = any(part.missing for part in premises)
         judged, explained = "not tested" if pending else "not applicable", _no_premise(premises)
     condition = ""
     if judged == "holds in part":
         there = [family for family in statement.on if family not in absent]
-        known, of = (len(there), len(statement.on)) if absent else (test.known, test.known + test.missing)
+        every_part = test.known + test.missing + len(claim.lacks)
+        known, of = (len(there), len(statement.on)) if absent else (test.known, every_part)
         condition = f"on {known} of {of} {'families' if absent else 'parts'}"
     elif judged in ("no effect found", "underpowered") and any(part.supports == "yes" for part in parts):
         unclear = sum(part.supports not in ("yes", "missing") for part in parts)
@@ -457,11 +462,14 @@ def _classified(part: ClaimPart, level: float, first: float, parts: int, effect:
 
 
 def untested_families(study: ComparableModels, claim: Examined, parts: Sequence[ClaimPart]) -> list[str]:
-    """The families that a claim is about and none of its tests uses; a test may leave out tasks that are not learnt."""
+    """The families that a claim is about and none of its tests uses; a test may leave out tasks that are not learnt.
+
+    A family of the study that only a contrast without its models would use is not missing: the models are.
+    """
     planned = [test.tasks for test in claim.tests]
     measured = [{task for _, task, *_ in part.key if task} for part in parts]
     tasks = {task for some in zip(measured, planned, strict=True) for task in some[0] or some[1]}
-    used = {study.tasks[task].family for task in tasks}
+    used = {study.tasks[task].family for task in tasks} | (set(study.families) if claim.lacks else set())
     return [family for family in claim.statement.on if family not in used]
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy.special import digamma, polygamma, stdtr, stdtrit
 
-from biphase.report.statistics.intervals import detectable
+from biphase.report.statistics.intervals import detectable_by
 from biphase.report.statistics.moderated import cells_of, contrast_of, trigamma_inverse
 
 ALPHA = 0.05
@@ -202,7 +202,8 @@ def verdicts(scenario: Scenario, rule: str, scores, rates, alpha=ALPHA):
     found = adjusted <= alpha
     if rule == "paired":
         level = ALPHA / np.maximum(1, (~found).sum(axis=-1))
-        unit = detectable(1.0, scenario.seeds, ALPHA / len(scenario.claims))
+        seeds = scenario.seeds
+        unit = detectable_by(1 / math.sqrt(seeds), seeds - 1, ALPHA / len(scenario.claims))
         contrary = [_contrary(*one, level, unit) for one in against]
         lost = np.stack(contrary, axis=-1) & ~found
     else:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from biphase.report.statistics.components import decompose, linear
-from biphase.report.statistics.intervals import across, over_seeds, resample, scores
+from biphase.report.statistics.intervals import across, over_seeds, resample
 from biphase.tasks.metrics import entity_f1
 
 SOURCES = (
@@ -203,8 +203,9 @@ def test_counts_become_values_with_the_mean_and_the_noise_of_f1():
     # A sentence that weighs a little more moves F1 by what its value says.
     weights = np.ones((400, 1))
     weights[5] += 1e-4
-    moved = scores((counts[:1].astype(np.float64) * weights).astype(np.float64))[0] - scores(counts)[0]
-    assert moved * 400 / 1e-4 == pytest.approx(values[0, 5] - scores(counts)[0], rel=1e-2)
+    f1 = [2 * right / (said + true) for right, said, true in
+          (np.sum(counts[0].astype(np.float64) * weight, axis=0) for weight in (1.0, weights))]  # fmt: skip
+    assert (f1[1] - f1[0]) * 400 / 1e-4 == pytest.approx(values[0, 5] - f1[0], rel=1e-2)
     assert (linear(np.zeros((2, 5, 3))) == 0).all()
     grid = entity_counts(np.random.default_rng(9), (2, 3, 50))
     assert decompose(grid) == decompose(linear(grid))

@@ -1,4 +1,4 @@
-"""Intervals over seeds hold their level and agree with their p-values; spreads; Holm's adjustment."""
+"""Intervals over seeds hold their level and agree with their p-values; Holm's adjustment."""
 
 import math
 from itertools import combinations
@@ -17,7 +17,6 @@ from biphase.report.statistics.intervals import (
     holm,
     over_seeds,
     quantile,
-    spread,
     students,
 )
 
@@ -223,28 +222,6 @@ def test_whatever_the_variances_the_crossed_interval_holds_its_level(shape):
             )
     assert min(shares) >= 0.9485
     assert max(shares) <= 0.998
-
-
-# ---------------------------------------------------------------- spreads
-
-
-def test_the_spread_is_that_of_each_pair_of_seeds():
-    stack = np.array(
-        [[[1.0, 5.0]], [[4.0, 5.5]], [[2.0, 9.0]]]
-    )  # three choices, one pretraining seed, two others
-    assert spread(stack).tolist() == [[3.0, 4.0]]
-    stack[1, 0, 1] = np.nan
-    assert spread(stack)[0, 0] == 3
-    assert np.isnan(spread(stack)[0, 1])
-    for choices in (0, 1):
-        assert np.isnan(spread(np.ones((choices, 2, 3)))).all()
-        assert spread(np.ones((choices, 2, 3))).shape == (2, 3)
-
-
-@pytest.mark.parametrize(("choices", "expected"), [(3, 1.69), (4, 2.06), (6, 2.53)])
-def test_noise_alone_spreads_as_the_file_says(choices, expected):
-    noise = np.random.default_rng(choices).normal(size=(choices, 300_000))
-    assert spread(noise).mean() == pytest.approx(expected, abs=0.01)
 
 
 # ---------------------------------------------------------------- multiple tests

@@ -6,14 +6,11 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from biphase.report.statistics.intervals import detectable_in
 from biphase.report.statistics.moderated import (
     Cells,
     ClaimTest,
-    any_of,
     as_estimate,
     cells_of,
-    contrast,
     contrast_of,
     every,
     holm_distinct,
@@ -26,6 +23,14 @@ from biphase.report.statistics.moderated import (
 def drawn(sd, seeds=3, studies=400, seed=0):
     sds = np.asarray(sd, dtype=float)
     return np.random.default_rng(seed).normal(size=(studies, sds.size, seeds)) * sds[:, None]
+
+
+def contrast(cells, weights, margin=0.0, level=0.95):
+    """`contrast_of` for the cells whose weight is not 0."""
+    used = np.flatnonzero(weights)
+    w = np.asarray(weights, dtype=float)[used]
+    variances = w**2 * cells.variance[used] / np.maximum(cells.n[used], 1)
+    return contrast_of(np.sum(w * cells.mean[used]), variances, cells.df[used], margin, level)
 
 
 def test_trigamma_is_inverted():
@@ -125,12 +130,6 @@ def test_p_values_and_intervals_agree(margin):
     assert end == pytest.approx(margin, abs=1e-5)
 
 
-def test_a_missing_cell_matters_only_if_it_is_used():
-    some = cells([5, 3, np.nan], [4, 1, np.nan], [3, 12, np.nan], [3, 5, 0])
-    assert np.isfinite(contrast(some, [1, -1, 0]).above)
-    assert np.isnan(contrast(some, [1, 0, -1]).above)
-
-
 def test_far_effects_have_small_p_values_and_no_warning():
     test = contrast(cells([500, 3], [1e-4, 1], [3, 400], [3, 3]), [1, -1])
     assert 0 < test.above < 1e-5
@@ -155,7 +154,6 @@ def test_an_estimate_has_the_same_interval():
     assert (one.low, one.high) == (float(test.low), float(test.high))
     assert one.p == pytest.approx(2 * float(test.above))
     assert one.low == pytest.approx(one.mean - stats.t.ppf(0.975, one.df) * one.se, rel=1e-6)
-    assert 0 < detectable_in(one) < math.inf
 
 
 # ---------------------------------------------------------------- claims
@@ -166,8 +164,6 @@ def test_every_part_must_hold_and_any_refutes():
     assert every([0.01, 0.999], [0.99, 0.001]).refuted == pytest.approx(0.002)
     assert every([0.01, math.nan], [0.99, math.nan]) == ClaimTest(0.01, 0.99, 1, 1)
     assert math.isnan(every([math.nan], [math.nan]).reproduced)
-    assert any_of([0.01, 0.6, 0.7], [0.99, 0.4, 0.3]).reproduced == pytest.approx(0.03)
-    assert any_of([0.99, 0.98], [0.01, 0.02]).refuted == pytest.approx(0.02)
 
 
 def claim(reproduced, refuted=1.0):

@@ -8,7 +8,7 @@ import pytest
 from scipy import stats
 
 from biphase.report.statistics import intervals
-from biphase.report.statistics.intervals import interval, resample, scores
+from biphase.report.statistics.intervals import interval, resample
 from biphase.tasks.metrics import entity_f1
 
 
@@ -38,7 +38,6 @@ def test_draws_are_means_over_the_resampled_examples():
     made = resample(values, seed="nq", draws=40)
     assert made.shape == (40, 3)
     assert made == pytest.approx(drawn("nq", 50, 40) @ values.T / 50, abs=1e-6)
-    assert scores(values) == pytest.approx(values.mean(axis=1))
 
 
 def test_draws_of_counts_are_entity_f1_over_the_resampled_sentences():
@@ -47,13 +46,11 @@ def test_draws_of_counts_are_entity_f1_over_the_resampled_sentences():
     made = resample(of, seed="conll", draws=30)
     expected = [[entity_f1(np.repeat(one.astype(int), row, axis=0)) for one in of] for row in times]
     assert made == pytest.approx(np.array(expected), abs=1e-12)
-    assert scores(of) == pytest.approx([entity_f1(one.astype(int)) for one in of])
 
 
 def test_nothing_found_rightly_is_0_also_where_there_was_nothing():
     of = np.zeros((2, 4, 3))
     of[1, :, 1] = 2
-    assert scores(of).tolist() == [0, 0]
     assert (resample(of, seed="x", draws=5) == 0).all()
 
 
@@ -94,9 +91,8 @@ def test_a_missing_model_is_missing_and_disturbs_no_other(of):
     holed[1, 7] = np.nan
     made, whole = resample(holed, seed="a", draws=9), resample(of, seed="a", draws=9)
     assert np.isnan(made[:, 1]).all()
-    assert np.isnan(scores(holed)[1])
     assert made[:, [0, 2]] == pytest.approx(whole[:, [0, 2]], abs=1e-9)
-    low, high = interval(made, scores(holed), examples=30)
+    low, high = interval(made, made.mean(axis=0), examples=30)
     assert np.isnan([low[1], high[1]]).all()
     assert np.isfinite([low[0], high[2]]).all()
 
@@ -109,14 +105,14 @@ def test_other_shapes_are_refused():
 
 def test_the_interval_is_near_the_t_interval_where_nothing_is_skewed():
     values = np.random.default_rng(5).normal(0.5, 0.1, (1, 400))
-    low, high = interval(resample(values, seed="a", draws=20_000), scores(values), examples=400)
+    low, high = interval(resample(values, seed="a", draws=20_000), values.mean(axis=1), examples=400)
     theirs = stats.ttest_1samp(values[0], 0).confidence_interval()
     assert (low[0], high[0]) == pytest.approx((theirs.low, theirs.high), abs=0.0006)
 
 
 def test_the_interval_leans_the_way_the_values_do():
     values = np.random.default_rng(6).exponential(size=(1, 43))
-    draws, point = resample(values, seed="a"), scores(values)
+    draws, point = resample(values, seed="a"), values.mean(axis=1)
     low, high = interval(draws, point, examples=43)
     half = stats.t.ppf(0.975, 42) * stats.sem(values[0])
     assert high - point > 1.1 * half
@@ -127,15 +123,15 @@ def test_the_interval_leans_the_way_the_values_do():
 
 def test_a_small_sample_is_widened_as_t_is():
     values = np.random.default_rng(9).exponential(size=(1, 10))
-    low, _ = interval(resample(values, seed="a", draws=40_000), scores(values), examples=10)
+    low, _ = interval(resample(values, seed="a", draws=40_000), values.mean(axis=1), examples=10)
     half = stats.t.ppf(0.975, 9) * stats.sem(values[0])  # draws alone would make it 5% narrower
-    assert scores(values)[0] - low[0] == pytest.approx(half, rel=0.02)
+    assert values.mean(axis=1)[0] - low[0] == pytest.approx(half, rel=0.02)
 
 
 def test_the_shares_of_draws_are_those_of_bca():
     """With no small sample to widen for, and scipy's own BCa beside it."""
     values = np.random.default_rng(7).exponential(size=(1, 800))
-    low, high = interval(resample(values, seed="a", draws=20_000), scores(values), examples=800)
+    low, high = interval(resample(values, seed="a", draws=20_000), values.mean(axis=1), examples=800)
     theirs = stats.bootstrap(
         (values[0],), np.mean, n_resamples=8000, method="BCa", rng=np.random.default_rng(0)
     )
@@ -146,13 +142,13 @@ def test_the_shares_of_draws_are_those_of_bca():
 @pytest.mark.parametrize("value", [0.0, 0.3, 1.0])
 def test_values_that_do_not_differ_have_no_interval(value):
     values = np.full((1, 1234), value, dtype=np.float32)
-    low, high = interval(resample(values, seed="a", draws=50), scores(values), examples=1234)
+    low, high = interval(resample(values, seed="a", draws=50), values.mean(axis=1), examples=1234)
     assert np.isnan([low[0], high[0]]).all()
 
 
 def test_points_of_any_shape_each_have_their_own_interval():
     values = np.random.default_rng(8).random((6, 43)) ** np.arange(1, 7)[:, None]
-    draws, points = resample(values, seed="a"), scores(values)
+    draws, points = resample(values, seed="a"), values.mean(axis=1)
     low, high = interval(draws.reshape(-1, 2, 3), points.reshape(2, 3), examples=43)
     for model in range(6):
         alone = interval(draws[:, model], points[model], examples=43)
@@ -185,7 +181,7 @@ def test_43_queries_are_covered_as_often_as_said(values, mean):
     of = values(chance, (count, 43)).astype(np.float32)
     hits = []
     for part in np.split(of, 4):  # each with resamples of its own
-        low, high = interval(resample(part, seed=f"{len(hits)}"), scores(part), examples=43)
+        low, high = interval(resample(part, seed=f"{len(hits)}"), part.mean(axis=1), examples=43)
         hits.append((low <= mean) & (mean <= high))
     share = np.mean(hits)
     assert share >= 0.95 - 3 * math.sqrt(0.95 * 0.05 / count)

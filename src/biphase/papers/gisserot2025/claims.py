@@ -239,6 +239,8 @@ class SharedRatios(Selector):
 class NoneIsBest:
     """For each masking ratio that all sizes have: some other one scores above it, on some family at some size."""
 
+    needs: str = ""
+
     def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
         sizes = [(one, {model.recipe.ratio: model for model in one.models[0]}) for one in case.sizes]
         shared = sorted(set.intersection(*(set(ratios) for _, ratios in sizes)))
@@ -302,6 +304,7 @@ RATIOS = (
                 "families{about})",
                 "{large} against {small}{about}",
                 on=None,
+                needs="larger models against smaller ones, which needs two sizes of one length with two ratios in common",
             ),
         ),
         figure="ratio",
@@ -355,6 +358,28 @@ ON_THE_WAY = (Recipes("mlm", USUAL, before_decay=True), Recipes("clm", before_de
 LATE = (0.5, math.inf)  # shares of the longest run
 AFTER = "after {0:,} steps"
 
+
+@dataclass(frozen=True)
+class AheadBefore:
+    """On each of these families CLM scored above MLM 40% at some earlier checkpoint: otherwise it is not overtaken."""
+
+    on: tuple[Family, ...]
+    needs: str = "whether CLM was ahead before, which needs an earlier checkpoint of both"
+
+    def tests(self, case: Case, claim: Statement, numbers: Published) -> Iterable[Contrast]:
+        earlier = {models[0].recipe.steps: models for models in case.curve}
+        cases = [
+            replace(case, models=models, when=AFTER.format(steps))
+            for steps, models in earlier.items()
+            if steps < case.steps[0]
+        ]
+        for family in self.on:
+            ahead = above(1, 0, on=(family,), when=True)
+            if options := [test for one in cases for test in ahead.tests(one, claim, numbers)]:
+                paper = max((one.paper for one in options if one.paper is not None), default=None)
+                yield any_of(f"{case.line.title} · before · {family}", options, paper)
+
+
 EFFICIENCY = (
     Statement(
         "C10",
@@ -374,8 +399,9 @@ EFFICIENCY = (
     Statement(
         "C11",
         "Later MLM 40% overtakes CLM on classification, answering and retrieval, and never on tagging",
-        gist="MLM 40% minus CLM late (on TC: CLM minus MLM 40%)",
-        contrast="at the last common undecayed checkpoint: MLM 40% − CLM on SC, QA, IR and CLM − MLM 40% on TC",
+        gist="MLM 40% minus CLM late (on TC and before: CLM minus MLM 40%)",
+        contrast="at the last common undecayed checkpoint: MLM 40% − CLM on SC, QA, IR and CLM − MLM 40% on TC; at some "
+        "earlier one: CLM − MLM 40% on SC, QA, IR (Bonferroni over these)",
         needs="needs checkpoints of an MLM 40% and a CLM run at the same step in the second half of the budget (keep=…)",
         on=ALL,
         models=Select(ON_THE_WAY, within=LATE, when=AFTER),
@@ -383,6 +409,7 @@ EFFICIENCY = (
             above(on=("SC",), when=True, remark=Overtaking),
             above(1, 0, on=("TC",), when=True, remark=Overtaking),
             above(on=("QA", "IR"), when=True, remark=Overtaking),
+            AheadBefore(("SC", "QA", "IR")),
         ),
         figure="efficiency",
         paper="at 40,000 of 42,000 steps, 610m: +2.92, +15.91, +3.21 (SC, QA, IR), +0.63 (TC); "
@@ -567,8 +594,10 @@ CONTINUED = (
     Statement(
         "C20",
         "MLM on top of MLM levels off on sequence classification, while a CLM base still rises",
-        gist="Rise on SC from the second longest to the longest continuation",
-        contrast="from the second longest to the longest continuation on SC: CLM base > 0, and more than the MLM base",
+        gist="Rise on SC from the second longest to the longest continuation (of the MLM base: its fall, which must exceed "
+        "−0.5)",
+        contrast="from the second longest to the longest continuation on SC: CLM base > 0, and more than the MLM base; "
+        "MLM base < 0.5 points",
         needs=f"{TWO_BASES} at two lengths",
         on=("SC",),
         models=Select(BASES, before=True),
@@ -587,9 +616,17 @@ CONTINUED = (
                 "{steps[1]:,} to {steps[0]:,} steps on",
                 "{line} · SC · beyond the MLM base's rise",
             ),
+            Pattern(
+                lambda on, clm, mlm, clm_before, mlm_before: on.gap(mlm_before, mlm),
+                "the MLM base [falls|rises] by {points} points on SC at {line} from {steps[1]:,} to "
+                "{steps[0]:,} steps on",
+                "{line} · SC · the MLM base's fall",
+                margin=-CLOSE,
+            ),
         ),
         figure="continued",
         paper="610m, from 12,000 to 22,000 steps: +0.56 (CLM base), −0.14 (MLM base)",
+        caveats=("Levels off means: rises by less than 0.5 points.",),
     ),
 )
 
@@ -650,7 +687,8 @@ BEYOND = (
         "B3",
         "The gap on sequence classification sits in tasks that compare two texts",
         gist="Gap between MLM 40% and CLM on pairs of texts minus the gap on single texts",
-        contrast="(MLM 40% − CLM on SC tasks whose text names two columns) − (the same on the others) > 0",
+        contrast="(MLM 40% − CLM on SC tasks whose text names two columns) − (the same on the others) > 0; if MLM 40% is "
+        "ahead on SC",
         needs=f"{PAIR}, a task with two texts (mnli, qqp) and one with a single text (sst2)",
         on=("SC",),
         models=BOTH,
@@ -663,6 +701,7 @@ BEYOND = (
                 on=None,
             ),
         ),
+        premise=(above(),),
         figure="objectives",
         paper="610m: 6.02 between MNLI and SST-2",
         source="beyond",
@@ -671,7 +710,7 @@ BEYOND = (
     ),
     Statement(
         "B4",
-        "C2 and C4 hold with the usual metrics: SQuAD's F1 and entity F1",
+        "MLM 40% scores above CLM on answering, and CLM is no worse on tagging, by SQuAD's F1 and entity F1 too",
         gist="MLM 40% minus CLM on QA (f1); CLM minus MLM 40% on TC (entity F1), which must exceed −0.5",
         contrast="MLM 40% − CLM on QA by f1 > 0; CLM − MLM 40% on TC by entity_f1 > −0.5 points; each size",
         needs=PAIR,

@@ -223,15 +223,6 @@ class ContrastTest:
     below: Floats  # one-sided p-value for falling below it
 
 
-def contrast(cells: Cells, weights: ArrayLike, margin: float = 0.0, level: float = 0.95) -> ContrastTest:
-    """Test Σ w · mean against a margin. Weights are (…, cells); cells of weight 0 may be missing."""
-    w = np.asarray(weights, dtype=np.float64)
-    used = w != 0
-    value = np.where(used, w * np.where(used, cells.mean, 0.0), 0.0).sum(axis=-1)
-    variance = np.where(used, np.square(w) * cells.variance / np.maximum(cells.n, 1), 0.0)
-    return contrast_of(value, variance, np.where(used, cells.df, np.inf), margin, level)
-
-
 def contrast_of(
     value: Floats, variances: Floats, dfs: Floats, margin: float = 0.0, level: float = 0.95
 ) -> ContrastTest:
@@ -307,12 +298,6 @@ def every(above: Sequence[float], below: Sequence[float]) -> ClaimTest:
     reproduced = max(one for one, _ in pairs)
     refuted = min(1.0, len(pairs) * min(one for _, one in pairs))
     return ClaimTest(reproduced, refuted, len(pairs), len(above) - len(pairs))
-
-
-def any_of(above: Sequence[float], below: Sequence[float]) -> ClaimTest:
-    """A claim one of whose parts must hold: the reverse of `every`."""
-    reverse = every(below, above)
-    return ClaimTest(reverse.refuted, reverse.reproduced, reverse.known, reverse.missing)
 
 
 def holm_distinct(

@@ -328,19 +328,20 @@ def split(
     as_json: AsJson = False,
 ) -> None:
     """Find the best share of CLM before MLM at a fixed budget, and what to train next. Computes nothing."""
-    from biphase.report.splits import answer_study, render, to_json
+    from biphase.report.evidence import gather
+    from biphase.report.splits import best_splits, published_splits, render, to_json
 
     plan, store, identities = planned(study_file, store_folder)
-    answers = answer_study(plan, store, identities, loss, published=published, device=device)
+    if published:
+        answers = published_splits(plan, loss)
+    else:
+        answers = best_splits(gather(plan, store), identities, loss, device)
     path = with_store(study_file, store_folder)
     give(
         as_json,
         lambda: {"study": plan.study.name, "splits": [to_json(answer) for answer in answers]},
         lambda: "\n\n".join(
-            [
-                f"{plan.study.name}: {plan.question}",
-                *("\n".join(render(answer, plan, path)) for answer in answers),
-            ]
+            [f"{plan.study.name}: {plan.question}", *(render(one, plan, path) for one in answers)]
         ),
     )
 

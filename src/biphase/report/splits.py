@@ -22,7 +22,7 @@ import numpy as np
 from biphase.errors import SpecError
 from biphase.keys import Identities
 from biphase.papers import papers_of
-from biphase.report.evidence import Evidence, Floats, gather
+from biphase.report.evidence import Evidence, Floats
 from biphase.report.figures.description import grouped
 from biphase.report.recipes import Model, Published, named, run_of
 from biphase.report.selectors import ComparableModels, comparable_models
@@ -78,6 +78,9 @@ class Sweep:
 
 def sweeps(study: ComparableModels) -> list[Sweep]:
     """The sweeps of a study that a quadratic can be fitted to; a study without one is refused."""
+    where = f"study {study.plan.study.name!r}"
+    if not study.finetune:
+        raise SpecError(f"{where} fine-tunes nothing, so no split has a score; add finetune=Finetune(…)")
     found: dict[tuple[Any, ...], dict[float, Model]] = {}
     for line in (line for group in study.groups for line in group):
         for model in (*line.finals("mlm"), *line.finals("clm-mlm")):
@@ -92,7 +95,6 @@ def sweeps(study: ComparableModels) -> list[Sweep]:
     ]
     if enough:
         return enough
-    where = f"study {study.plan.study.name!r}"
     if not both:
         raise SpecError(
             f"{where} has no run of CLM, then MLM, so there is no split to choose; add runs such as "
@@ -331,7 +333,8 @@ def _split_run(template: Pretrain, share: float, seed: int) -> Pretrain:
     """The same run with another split and seed."""
     masked, causal = template.stages[-1], round(share * template.steps)
     name = f"clm{causal}-{masked.objective.column}-{template.steps}-seed{seed}"
-    stages = (Stage(CLM(), causal),) * bool(causal) + (replace(masked, steps=template.steps - causal),)
+    stages = (Stage(CLM(), causal),) if causal else ()
+    stages = (*stages, replace(masked, steps=template.steps - causal))
     return replace(template, name=name, stages=stages, seed=seed, keep=())
 
 
@@ -376,39 +379,28 @@ class BestSplit:
         return self.curves[MEAN].chosen if MEAN in self.curves else None
 
 
-def answer_study(
-    plan: Plan,
-    store: Store,
-    identities: Identities,
-    loss: float | None = None,
-    *,
-    published: bool = False,
-    device: str = "",
+def best_splits(
+    evidence: Evidence, identities: Identities, loss: float | None = None, device: str = ""
 ) -> list[BestSplit]:
-    """The answer for each sweep of a study, from its scores or from the numbers that its paper prints."""
-    study = plan.study
-    if not study.finetune:
-        raise SpecError(
-            f"study {study.name!r} fine-tunes nothing, so no split has a score; add finetune=Finetune(…)"
-        )
-    loss = study.effect if loss is None else loss
-    compared = comparable_models(plan)
-    found = sweeps(compared)
-    if published:
-        papers = papers_of(study)
-        if not papers:
-            raise SpecError(
-                f"study {study.name!r} names no paper whose numbers could be used; add papers=(…)"
-            )
-        return [
-            _best_split(
-                sweep, published_scores(papers[0].published, sweep, compared.families), loss, "published"
-            )
-            for sweep in found
-        ]
-    evidence = gather(plan, store)
+    """The answer for each sweep of a study, from its scores. `loss`: by default the study's `effect`."""
+    plan = evidence.plan
+    loss = plan.study.effect if loss is None else loss
+    found = sweeps(comparable_models(plan, evidence.models))
     answers = [_best_split(sweep, validation_scores(evidence, sweep), loss, "validation") for sweep in found]
     return [_with_test_scores(answer, evidence, identities, device) for answer in answers]
+
+
+def published_splits(plan: Plan, loss: float | None = None) -> list[BestSplit]:
+    """The same from the numbers that the study's paper prints for these recipes."""
+    papers = papers_of(plan.study)
+    if not papers:
+        raise SpecError(f"study {plan.study.name!r} names no paper with numbers to use; add papers=(…)")
+    compared = comparable_models(plan)
+    loss = plan.study.effect if loss is None else loss
+    return [
+        _best_split(sweep, published_scores(papers[0].published, sweep, compared.families), loss, "published")
+        for sweep in sweeps(compared)
+    ]
 
 
 def _with_test_scores(
@@ -434,8 +426,12 @@ def _best_split(sweep: Sweep, scores: dict[str, list[Row]], loss: float, of: str
     return BestSplit(sweep, loss, {on: curve for on, curve in curves.items() if curve is not None}, of)
 
 
-def render(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
-    """The answer as lines for a terminal. `command_path`: the study as typed after a verb."""
+def render(answer: BestSplit, plan: Plan, command_path: str) -> str:
+    """The answer as text for a terminal. `command_path`: the study as typed after a verb."""
+    return "\n".join(_lines(answer, plan, command_path))
+
+
+def _lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
     sweep = answer.sweep
     lines = [f"{sweep.title} · {sweep.steps:,} steps · CLM, then {sweep.masking}", ""]
     if not answer.curves:

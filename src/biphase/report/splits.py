@@ -23,7 +23,6 @@ from biphase.errors import SpecError
 from biphase.keys import Identities
 from biphase.papers import papers_of
 from biphase.report.evidence import Evidence, Floats
-from biphase.report.figures.description import grouped
 from biphase.report.recipes import Model, Published, named, run_of
 from biphase.report.selectors import ComparableModels, comparable_models
 from biphase.report.statistics.best import best
@@ -37,7 +36,7 @@ from biphase.report.statistics.curves import (
 )
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.statistics.moderated import as_estimate, cells_of, contrast, padded, seed_values
-from biphase.specs import CLM, Pretrain, Stage, Study
+from biphase.specs import CLM, Objective, Pretrain, Stage, Study
 from biphase.store import Store
 from biphase.study.plan import Plan, make_plan
 from biphase.study.prices import Bill, bill
@@ -49,6 +48,7 @@ MEAN = "mean"  # of families, equally weighted
 GRID = 20  # candidates for the next split are multiples of one twentieth
 APART = 0.02  # a candidate is at least this far from every split there is
 SHOWN = 3  # proposals
+ALIKE = 1e-9  # points: what rounding can make of equal scores
 
 Row = dict[int, Floats]  # pretraining seed → scores of one split in percent, one for each fine-tuning seed
 
@@ -72,75 +72,84 @@ class Sweep:
         return [seed for seed in every if seed not in confirm], [seed for seed in every if seed in confirm]
 
     def percent(self, share: float) -> str:
-        """A share as text; shares that differ by less than one percent are told apart."""
-        return f"{100 * share:.{0 if len({round(100 * one) for one in self.shares}) == len(self.shares) else 1}f}%"
+        """A share as text, with a decimal if two splits would be called the same without."""
+        distinct = len({round(100 * one) for one in self.shares}) == len(self.shares)
+        return f"{100 * share:.{0 if distinct else 1}f}%"
 
 
-def sweeps(study: ComparableModels) -> list[Sweep]:
-    """The sweeps of a study that a quadratic can be fitted to; a study without one is refused."""
-    where = f"study {study.plan.study.name!r}"
-    if not study.finetune:
-        raise SpecError(f"{where} fine-tunes nothing, so no split has a score; add finetune=Finetune(…)")
-    found: dict[tuple[Any, ...], dict[float, Model]] = {}
+Budget = tuple[str, int, Objective]  # size and setting, steps, the objective of the last stage
+
+
+def _by_budget(study: ComparableModels) -> dict[Budget, dict[float, Model]]:
+    """Models by their share of CLM, for the budgets at which some model was trained with CLM, then MLM."""
+    found: dict[Budget, dict[float, Model]] = {}
     for line in (line for group in study.groups for line in group):
         for model in (*line.finals("mlm"), *line.finals("clm-mlm")):
             recipe = model.recipe
-            key = line.title, recipe.steps, recipe.spans[-1].objective
-            found.setdefault(key, {})[recipe.causal_share] = model
-    both = {key: models for key, models in found.items() if any(models)}
-    enough = [
+            budget = line.title, recipe.steps, recipe.spans[-1].objective
+            found.setdefault(budget, {})[recipe.causal_share] = model
+    return {budget: models for budget, models in found.items() if any(models)}
+
+
+def sweeps(study: ComparableModels) -> list[Sweep]:
+    """The sweeps of a study with enough splits for a quadratic."""
+    return [
         Sweep(title, steps, named(masked.label), tuple(models[share] for share in sorted(models)))
-        for (title, steps, masked), models in both.items()
+        for (title, steps, masked), models in _by_budget(study).items()
         if len(models) >= FEWEST
     ]
-    if enough:
-        return enough
-    if not both:
+
+
+def asked_sweeps(study: ComparableModels) -> list[Sweep]:
+    """As `sweeps`, for a user who asks for the best split: a study that cannot answer is refused."""
+    found, where = sweeps(study), f"study {study.plan.study.name!r}"
+    if not study.finetune:
+        raise SpecError(f"{where} fine-tunes nothing, so no split has a score; add finetune=Finetune(…)")
+    if found:
+        return found
+    budgets = _by_budget(study)
+    if not budgets:
         raise SpecError(
             f"{where} has no run of CLM, then MLM, so there is no split to choose; add runs such as "
             "Pretrain(…, stages=(Stage(CLM(), 60), Stage(MLM(0.4), 180)))"
         )
-    budgets = [
+    have = [
         f"{listed([f'{share:.0%}' for share in sorted(models)])} at {steps:,} steps ({title}, {named(masked.label)})"
-        for (title, steps, masked), models in both.items()
+        for (title, steps, masked), models in budgets.items()
     ]
-    different = "splits of different budgets" if len({key[1] for key in both}) > 1 else "too few splits"
+    problem = (
+        "splits of different budgets" if len({steps for _, steps, _ in budgets}) > 1 else "too few splits"
+    )
     raise SpecError(
-        f"{where} has {different}: {'; '.join(budgets)}; a comparison needs {FEWEST} or more shares of CLM at equal "
-        "steps (0% is MLM alone): add runs with other stages of the same total"
+        f"{where} has {problem}: {'; '.join(have)}; a comparison needs {FEWEST} or more shares of CLM at equal steps "
+        "(0% is MLM alone): add runs with other stages of the same total"
     )
 
 
 # ---------------------------------------------------------------- scores
 
 
-def validation_scores(evidence: Evidence, sweep: Sweep) -> dict[str, list[Row]]:
-    """Validation scores in percent by family, and their mean over families: a row for each split.
+def scores_of(evidence: Evidence, sweep: Sweep, part: str, seeds: Sequence[int]) -> dict[str, list[Row]]:
+    """Scores in percent by family, and their mean over families: a row for each split, of these pretraining seeds.
 
-    They are taken at the learning rates that validation chose, as everywhere. Seeds of confirmation are left out.
+    They are taken at the learning rates that validation chose, as everywhere.
     """
-    return _scores(evidence, sweep, "validation", sweep.seeds(evidence.plan.study.confirm)[0])
-
-
-def _scores(evidence: Evidence, sweep: Sweep, part: str, seeds: Sequence[int]) -> dict[str, list[Row]]:
-    def rows(of: Callable[[Model], Floats]) -> list[Row]:
-        return [
+    tables = {
+        family: [evidence.on(model, tasks, part=part) for model in sweep.models]
+        for family, tasks in evidence.families.items()
+    }
+    means = [np.mean(of_split, axis=0) for of_split in zip(*tables.values(), strict=True)]
+    return {
+        on: [
             {
-                seed: row[np.isfinite(row)]
-                for seed, row in zip(model.seeds, of(model), strict=True)
+                seed: 100 * row[np.isfinite(row)]
+                for seed, row in zip(model.seeds, table, strict=True)
                 if seed in seeds and np.isfinite(row).any()
             }
-            for model in sweep.models
+            for model, table in zip(sweep.models, of_splits, strict=True)
         ]
-
-    def on(model: Model, families: Iterable[tuple[str, ...]]) -> Floats:
-        return 100 * np.mean([evidence.on(model, tasks, part=part) for tasks in families], axis=0)
-
-    families = evidence.families
-    by_family = {
-        family: rows(lambda model, tasks=tasks: on(model, [tasks])) for family, tasks in families.items()
+        for on, of_splits in (*tables.items(), (MEAN, means))
     }
-    return by_family | {MEAN: rows(lambda model: on(model, families.values()))}
 
 
 def published_scores(numbers: Published, sweep: Sweep, families: Iterable[str]) -> dict[str, list[Row]]:
@@ -203,6 +212,8 @@ def split_curve(on: str, shares: Sequence[float], rows: Sequence[Row], loss: flo
         return replace(answer, lacks=f"{counted(points, 'split')} scored: a quadratic needs {FEWEST}")
     if count * (points - 1) <= FEWEST - 1:
         return replace(answer, lacks=f"{points} splits of one trunk leave no scatter: 4 splits, or 2 seeds")
+    if np.ptp(table - table.mean(axis=1, keepdims=True)) < ALIKE:
+        return replace(answer, lacks="all splits score alike, so there is no noise to judge by")
     curve, region = fit_seeds(at, table, 2), (at[0], at[-1])
     return replace(
         answer,
@@ -245,33 +256,26 @@ def _contenders(answer: SplitCurve, table: Floats, tunings: list[Floats]) -> tup
 
 @dataclass(frozen=True)
 class ScoreOnTest:
-    """The test scores of the chosen split, and of MLM alone, over some pretraining seeds; NaN: not known."""
+    """The test score of the chosen split over some pretraining seeds: mean of families, in percent."""
 
     seeds: tuple[int, ...]
-    chosen: float
-    alone: float
-    difference: Estimate
+    mean: float
+    gain: Estimate | None  # over MLM alone, in points; None: it is MLM alone, or no seed has that
 
 
-def score_on_test(
-    evidence: Evidence, sweep: Sweep, share: float, seeds: Sequence[int], on: str = MEAN
-) -> ScoreOnTest | None:
-    """The test scores of a split over the seeds that have it; None if none has."""
-    rows = dict(zip(sweep.shares, _scores(evidence, sweep, "test", seeds)[on], strict=True))
+def score_on_test(evidence: Evidence, sweep: Sweep, share: float, seeds: Sequence[int]) -> ScoreOnTest | None:
+    """The test score of a split over those of the seeds that have it; None if none has."""
+    rows = dict(zip(sweep.shares, scores_of(evidence, sweep, "test", seeds)[MEAN], strict=True))
     chosen, alone = rows[share], rows.get(0.0, {})
     if not chosen:
         return None
-    both = [seed for seed in chosen if seed in alone]
-    nothing = Estimate(math.nan, math.nan, len(both), math.nan, math.nan, math.nan, "")
-    difference, level = nothing, math.nan
+    both, gain = [seed for seed in chosen if seed in alone], None
     if share and both:
         tables = [padded([row[seed] for seed in both]) for row in (chosen, alone)]
         cells = cells_of(padded([seed_values(table) for table in tables]))
         covers = "pretraining seeds" if len(both) > 1 else "fine-tuning seeds"
-        difference = as_estimate(contrast(cells, [1, -1]), int(cells.n.min()), covers)
-        level = float(cells.mean[1])
-    mean = float(np.mean([chosen[seed].mean() for seed in chosen]))
-    return ScoreOnTest(tuple(chosen), mean, level, difference)
+        gain = as_estimate(contrast(cells, [1, -1]), int(cells.n.min()), covers)
+    return ScoreOnTest(tuple(chosen), float(np.mean([row.mean() for row in chosen.values()])), gain)
 
 
 # ---------------------------------------------------------------- what to train next
@@ -379,14 +383,24 @@ class BestSplit:
         return self.curves[MEAN].chosen if MEAN in self.curves else None
 
 
+def chosen_splits(evidence: Evidence, found: Iterable[Sweep], loss: float) -> list[BestSplit]:
+    """What the validation scores of each sweep say; seeds of confirmation take no part."""
+    confirm = evidence.plan.study.confirm
+    return [
+        _best_split(
+            sweep, scores_of(evidence, sweep, "validation", sweep.seeds(confirm)[0]), loss, "validation"
+        )
+        for sweep in found
+    ]
+
+
 def best_splits(
     evidence: Evidence, identities: Identities, loss: float | None = None, device: str = ""
 ) -> list[BestSplit]:
     """The answer for each sweep of a study, from its scores. `loss`: by default the study's `effect`."""
     plan = evidence.plan
-    loss = plan.study.effect if loss is None else loss
-    found = sweeps(comparable_models(plan, evidence.models))
-    answers = [_best_split(sweep, validation_scores(evidence, sweep), loss, "validation") for sweep in found]
+    found = asked_sweeps(comparable_models(plan, evidence.models))
+    answers = chosen_splits(evidence, found, plan.study.effect if loss is None else loss)
     return [_with_test_scores(answer, evidence, identities, device) for answer in answers]
 
 
@@ -395,11 +409,10 @@ def published_splits(plan: Plan, loss: float | None = None) -> list[BestSplit]:
     papers = papers_of(plan.study)
     if not papers:
         raise SpecError(f"study {plan.study.name!r} names no paper with numbers to use; add papers=(…)")
-    compared = comparable_models(plan)
-    loss = plan.study.effect if loss is None else loss
+    compared, loss = comparable_models(plan), plan.study.effect if loss is None else loss
     return [
         _best_split(sweep, published_scores(papers[0].published, sweep, compared.families), loss, "published")
-        for sweep in sweeps(compared)
+        for sweep in asked_sweeps(compared)
     ]
 
 
@@ -440,7 +453,7 @@ def _lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
             return [*lines, f"{missing}: too few are printed"]
         return [*lines, f"{missing} ({listed([*map(sweep.percent, sweep.shares)])} are planned)",
                 f"Next: biphase run {command_path}"]  # fmt: skip
-    lines += [*_score_table(answer), "", *_split_table(answer), "", *_in_words(answer)]
+    lines += [*_score_table(answer), "", *_split_table(answer), "", *in_words(answer)]
     share = answer.chosen
     if answer.of != "validation" or share is None:
         return lines
@@ -483,28 +496,34 @@ def _split_table(answer: BestSplit) -> list[str]:
             flat = _pieces(curve.nearly, percent) or "none shown"
             found = [percent(curve.where.estimate), _pieces(curve.where.pieces, percent), flat]
         rows.append([curve.on, *found, among])
-    lacks = grouped(answer.curves.values(), lambda curve: curve.lacks)
-    notes = [f"{listed([curve.on for curve in some])}: {why}" for why, some in lacks.items() if why]
-    return [*_aligned(rows), *notes]
+    reasons = dict.fromkeys(curve.lacks for curve in answer.curves.values() if curve.lacks)
+    lacking = {why: [curve.on for curve in answer.curves.values() if curve.lacks == why] for why in reasons}
+    return [*_aligned(rows), *(f"{listed(names)}: {why}" for why, names in lacking.items())]
 
 
 def _pieces(pieces: Iterable[tuple[float, float]], percent: Callable[[float], str]) -> str:
-    return " or ".join(f"{percent(low)} to {percent(high)}" for low, high in pieces)
+    ends = ([percent(low), percent(high)] for low, high in pieces)
+    return " or ".join(" to ".join(dict.fromkeys(pair)) for pair in ends)
 
 
-def _in_words(answer: BestSplit) -> list[str]:
+def in_words(answer: BestSplit) -> list[str]:
     """The answer on the mean of families, and what its intervals cover."""
     percent, mean = answer.sweep.percent, answer.curves.get(MEAN)
     lines = []
     if mean and mean.where:
         lines.append(
-            f"{_scope(answer)}, the mean of families is best at {percent(mean.where.estimate)} CLM by a quadratic, and "
-            f"the best split may be anywhere from {_pieces(mean.where.pieces, percent)}."
+            f"{_scope(answer)}, the mean of families is best at {percent(mean.where.estimate)} CLM by a quadratic; 95% "
+            f"interval: {_pieces(mean.where.pieces, percent)}."
         )
         lines += [
-            f"Any split from {_pieces([piece], percent)} loses less than {answer.loss:g} points."
-            for piece in mean.nearly
+            f"Any split between {percent(low)} and {percent(high)} loses less than {answer.loss:g} points."
+            for low, high in mean.nearly
         ] or [f"No split is shown to lose less than {answer.loss:g} points."]
+        if mean.where.open_above:
+            lines.append(
+                f"The interval reaches {percent(mean.where.region[1])}, the longest CLM stage that was scored: a longer one "
+                "may be better."
+            )
     return [*lines, covers(answer), "CLM alone is not a split and is left out."]
 
 
@@ -533,15 +552,13 @@ def _test_lines(answer: BestSplit) -> list[str]:
     for score, role in both:
         if score is None:
             continue
-        word = "seed" if len(score.seeds) == 1 else "seeds"
-        gap = score.difference
-        against = ""
-        if math.isfinite(gap.mean):
-            around = interval(gap.low, gap.high, sign=True)
-            covers = f" over {gap.covers}" if around else ""
-            against = f", {signed(gap.mean)} {around} against MLM alone{covers}".replace("  ", " ")
-        seeds = listed([str(seed) for seed in score.seeds])
-        lines.append(f"  {word} {seeds} ({role}): {fixed(score.chosen)}%{against}")
+        against, gain = "", score.gain
+        if gain:
+            around = interval(gain.low, gain.high, sign=True)
+            covers = f"{around} over {gain.covers}" if around else "no interval"
+            against = f", {signed(gain.mean)} points against MLM alone ({covers})"
+        seeds = f"{'seed' if len(score.seeds) == 1 else 'seeds'} {listed([*map(str, score.seeds)])}"
+        lines.append(f"  {seeds} ({role}): {fixed(score.mean)}%{against}")
     return lines
 
 
@@ -613,9 +630,12 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
     def on_test(score: ScoreOnTest | None) -> dict[str, Any] | None:
         if score is None:
             return None
-        gap = score.difference
-        numbers = {"difference": gap.mean, "low": gap.low, "high": gap.high, "chosen": score.chosen}
-        return {"seeds": score.seeds, "covers": gap.covers} | _finite(numbers)
+        known = score.gain and {
+            "mean": score.gain.mean,
+            "interval": [score.gain.low, score.gain.high] if math.isfinite(score.gain.low) else None,
+            "covers": score.gain.covers,
+        }
+        return {"seeds": score.seeds, "mean": score.mean, "gain": known}
 
     return {
         "size": sweep.title,
@@ -651,8 +671,3 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
             for proposal in answer.next
         ],
     }
-
-
-def _finite(numbers: dict[str, float]) -> dict[str, float | None]:
-    """NaN is no JSON."""
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

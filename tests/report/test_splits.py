@@ -10,6 +10,8 @@ from biphase import CLM, MLM, WSD, Stage, Study
 from biphase.errors import SpecError
 from biphase.keys import Identities
 from biphase.records import encode
+from biphase.report.estimates import estimate
+from biphase.report.figures.scores import splits_figure
 from biphase.report.headline import headline
 from biphase.report.selectors import comparable_models
 from biphase.report.splits import (
@@ -313,6 +315,35 @@ def test_the_printed_code_adds_the_runs(study_of, evidence_for):
     (again,) = sweeps(comparable_models(make_plan(longer, OUTSIDE)))
     assert len(again.models) == len(answer.sweep.models) + 1
     assert again.models[0].seeds == (0, 1, 2)
+
+
+def test_a_confirmation_that_is_planned_has_to_be_run(study_of, evidence_for):
+    evidence = evidence_for(study_of(confirm=(9,)))
+    fresh = [name for name in evidence.plan.results if name.endswith("seed9")]
+    for part in ("validation", "test"):
+        evidence = changed(evidence, part, fresh, lambda values: values * np.nan)
+    (answer,) = best_splits(evidence, OUTSIDE)
+    assert answer.confirmed is None
+    text = render(answer, evidence.plan, "s.py")
+    assert "biphase run s.py" in text.splitlines()[-1]
+    assert "confirm=" not in text
+
+
+# ---------------------------------------------------------------- the report
+
+
+def test_the_report_draws_where_the_best_split_may_be(study_of, evidence_for, two, grid):
+    evidence = evidence_for(study_of())
+    figure = splits_figure(evidence, estimate(evidence))
+    (answer,) = best_splits(evidence, OUTSIDE)
+    drawn = [
+        series.x for panel in figure.panels for series in panel.series if series.name.startswith("best split")
+    ]
+    pieces = [piece for family in ("SC", "QA") for piece in answer.curves[family].where.pieces]
+    assert drawn == [(100 * low, 100 * high) for low, high in pieces]
+    assert "loses less than 1 points" in figure.caption
+    two_only = evidence_for(Study("s", (two(0), two(50)), grid("sst2")))
+    assert "best split" not in splits_figure(two_only, estimate(two_only)).caption
 
 
 # ---------------------------------------------------------------- a paper's numbers

@@ -22,7 +22,9 @@ import numpy as np
 from biphase.errors import SpecError
 from biphase.keys import Identities
 from biphase.papers import papers_of
+from biphase.report.contrasts import Contrast, Measure
 from biphase.report.evidence import Evidence, Floats
+from biphase.report.headline import over_families
 from biphase.report.recipes import Model, Published, named, run_of
 from biphase.report.selectors import ComparableModels, comparable_models
 from biphase.report.statistics.best import best
@@ -35,7 +37,7 @@ from biphase.report.statistics.curves import (
     optimum,
 )
 from biphase.report.statistics.intervals import Estimate
-from biphase.report.statistics.moderated import as_estimate, cells_of, contrast, padded, seed_values
+from biphase.report.statistics.moderated import cells_of, padded
 from biphase.specs import CLM, Objective, Pretrain, Stage, Study
 from biphase.store import Store
 from biphase.study.plan import Plan, make_plan
@@ -264,18 +266,30 @@ class ScoreOnTest:
 
 
 def score_on_test(evidence: Evidence, sweep: Sweep, share: float, seeds: Sequence[int]) -> ScoreOnTest | None:
-    """The test score of a split over those of the seeds that have it; None if none has."""
-    rows = dict(zip(sweep.shares, scores_of(evidence, sweep, "test", seeds)[MEAN], strict=True))
-    chosen, alone = rows[share], rows.get(0.0, {})
-    if not chosen:
+    """The test score of a split over those of the seeds that have it; None if none has.
+
+    Measured as the report measures, from the scores of these pretraining seeds alone.
+    """
+    known = {name: _with_seeds(model, seeds) for name, model in evidence.models.items()}
+    some = replace(evidence, models={name: model for name, model in known.items() if model.seeds})
+    by_share = {model.recipe.causal_share: model.name for model in sweep.models if model.name in some.models}
+    if share not in by_share:
         return None
-    both, gain = [seed for seed in chosen if seed in alone], None
-    if share and both:
-        tables = [padded([row[seed] for seed in both]) for row in (chosen, alone)]
-        cells = cells_of(padded([seed_values(table) for table in tables]))
-        covers = "pretraining seeds" if len(both) > 1 else "fine-tuning seeds"
-        gain = as_estimate(contrast(cells, [1, -1]), int(cells.n.min()), covers)
-    return ScoreOnTest(tuple(chosen), float(np.mean([row.mean() for row in chosen.values()])), gain)
+    chosen, measure = some.models[by_share[share]], Measure(some)
+    found = measure.means([chosen], lambda model: over_families(some, model)).get(chosen.name)
+    if found is None:
+        return None
+    gain = None
+    if share and 0.0 in by_share:
+        alone = over_families(some, some.models[by_share[0.0]])
+        gain = measure(Contrast("", over_families(some, chosen) - alone)).estimate
+    return ScoreOnTest(chosen.seeds, found.mean, gain if gain and math.isfinite(gain.mean) else None)
+
+
+def _with_seeds(model: Model, seeds: Sequence[int]) -> Model:
+    """The same model, pretrained with these seeds only."""
+    kept = [(seed, name) for seed, name in zip(model.seeds, model.results, strict=True) if seed in seeds]
+    return replace(model, seeds=tuple(seed for seed, _ in kept), results=tuple(name for _, name in kept))
 
 
 # ---------------------------------------------------------------- what to train next
@@ -582,20 +596,23 @@ def _next_lines(answer: BestSplit) -> list[str]:
 def _confirm_lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
     """The next split and the confirmation, as Python to append to the study file."""
     share, templates = answer.chosen, _templates(answer.sweep, plan)
-    code = []
+    code, after = [], []
     if answer.next:
         code += [f"# the next split, {answer.next[0].what}", *_append(plan, answer.next[0].runs)]
-    if answer.confirmed is None and share is not None and templates:
+    chosen = next(model for model in answer.sweep.models if model.recipe.causal_share == share)
+    if answer.confirmed is None and set(chosen.seeds) & set(plan.study.confirm):
+        after = ["", f"The confirmation is not computed yet. Next: biphase run {command_path}"]
+    elif answer.confirmed is None and templates:
         template, seed = next(iter(templates.values())), fresh_seed(plan.study)
-        runs = [_split_run(template, one, seed) for one in sorted({0.0, share})]
+        runs = [_split_run(template, one, seed) for one in sorted({0.0, chosen.recipe.causal_share})]
         code += ["# the confirmation on a fresh pretraining seed", *_append(plan, runs, confirm=seed)]
     if not code:
-        return []
+        return after
     head = ["from dataclasses import replace", "from biphase import CLM, Stage"]
     return [
         "", "To add them, append to the study file what you want of this:", "",
         *(f"    {line}" for line in (*head, *code)),
-        "", f"Then: biphase run {command_path}",
+        "", f"Then: biphase run {command_path}", *after,
     ]  # fmt: skip
 
 

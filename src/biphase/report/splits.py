@@ -131,13 +131,14 @@ def asked_sweeps(study: ComparableModels) -> list[Sweep]:
 # ---------------------------------------------------------------- scores
 
 
-def scores_of(evidence: Evidence, sweep: Sweep, part: str, seeds: Sequence[int]) -> dict[str, list[Row]]:
-    """Scores in percent by family, and their mean over families: a row for each split, of these pretraining seeds.
+def validation_scores(evidence: Evidence, sweep: Sweep) -> dict[str, list[Row]]:
+    """Scores in percent by family, and their mean over families: a row for each split.
 
-    They are taken at the learning rates that validation chose, as everywhere.
+    They are taken at the learning rates that validation chose, as everywhere. `Evidence` has none of the pretraining
+    seeds that are kept for confirmation.
     """
     tables = {
-        family: [evidence.on(model, tasks, part=part) for model in sweep.models]
+        family: [evidence.on(model, tasks, part="validation") for model in sweep.models]
         for family, tasks in evidence.families.items()
     }
     means = [np.mean(of_split, axis=0) for of_split in zip(*tables.values(), strict=True)]
@@ -146,7 +147,7 @@ def scores_of(evidence: Evidence, sweep: Sweep, part: str, seeds: Sequence[int])
             {
                 seed: 100 * row[np.isfinite(row)]
                 for seed, row in zip(model.seeds, table, strict=True)
-                if seed in seeds and np.isfinite(row).any()
+                if np.isfinite(row).any()
             }
             for model, table in zip(sweep.models, of_splits, strict=True)
         ]
@@ -399,13 +400,7 @@ class BestSplit:
 
 def chosen_splits(evidence: Evidence, found: Iterable[Sweep], loss: float) -> list[BestSplit]:
     """What the validation scores of each sweep say; seeds of confirmation take no part."""
-    confirm = evidence.plan.study.confirm
-    return [
-        _best_split(
-            sweep, scores_of(evidence, sweep, "validation", sweep.seeds(confirm)[0]), loss, "validation"
-        )
-        for sweep in found
-    ]
+    return [_best_split(sweep, validation_scores(evidence, sweep), loss, "validation") for sweep in found]
 
 
 def best_splits(

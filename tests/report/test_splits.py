@@ -294,8 +294,9 @@ def test_proposals_are_priced_on_the_device_that_is_named(study_of, evidence_for
     assert there.next[-1].steps == here.next[-1].steps
 
 
-def test_the_printed_code_adds_the_runs(study_of, evidence_for):
+def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
     study = study_of((0, 1))
+    study = replace(study, runs=(two(STEPS), two(STEPS, seed=1), *study.runs))  # CLM alone is nothing to copy
     evidence = evidence_for(study)
     (answer,) = best_splits(evidence, OUTSIDE)
     text = render(answer, evidence.plan, "s.py")
@@ -311,6 +312,7 @@ def test_the_printed_code_adds_the_runs(study_of, evidence_for):
         (2, [200]),
         (2, [50, 150]),
     ]
+    assert all(run.stages[-1].objective == MLM(0.4) for run in added)
     (again,) = sweeps(comparable_models(make_plan(longer, OUTSIDE)))
     assert len(again.models) == len(answer.sweep.models) + 1
     assert again.models[0].seeds == (0, 1, 2)
@@ -340,7 +342,7 @@ def test_the_report_draws_where_the_best_split_may_be(study_of, evidence_for, tw
     ]
     pieces = [piece for family in ("SC", "QA") for piece in answer.curves[family].where.pieces]
     assert drawn == [(100 * low, 100 * high) for low, high in pieces]
-    assert "loses less than 1 points" in figure.caption
+    assert "loses less than 1 point." in figure.caption
     two_only = evidence_for(Study("s", (two(0), two(50)), grid("sst2")))
     assert "best split" not in splits_figure(two_only, estimate(two_only)).caption
 

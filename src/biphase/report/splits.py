@@ -518,6 +518,7 @@ def _pieces(pieces: Iterable[tuple[float, float]], percent: Callable[[float], st
 def in_words(answer: BestSplit) -> list[str]:
     """The answer on the mean of families, and what its intervals cover."""
     percent, mean = answer.sweep.percent, answer.curves.get(MEAN)
+    points = f"{answer.loss:g} {'point' if answer.loss == 1 else 'points'}"
     lines = []
     if mean and mean.where:
         lines.append(
@@ -525,9 +526,9 @@ def in_words(answer: BestSplit) -> list[str]:
             f"interval: {_pieces(mean.where.pieces, percent)}."
         )
         lines += [
-            f"Any split between {percent(low)} and {percent(high)} loses less than {answer.loss:g} points."
+            f"Any split between {percent(low)} and {percent(high)} loses less than {points}."
             for low, high in mean.nearly
-        ] or [f"No split is shown to lose less than {answer.loss:g} points."]
+        ] or [f"No split is shown to lose less than {points}."]
         if mean.where.open_above:
             lines.append(
                 f"The interval reaches {percent(mean.where.region[1])}, the longest CLM stage that was scored: a longer one "
@@ -564,8 +565,8 @@ def _test_lines(answer: BestSplit) -> list[str]:
         against, gain = "", score.gain
         if gain:
             around = interval(gain.low, gain.high, sign=True)
-            covers = f"{around} over {gain.covers}" if around else "no interval"
-            against = f", {signed(gain.mean)} points against MLM alone ({covers})"
+            over = f"{around} over {gain.covers}" if around else "no interval"
+            against = f", {signed(gain.mean)} points against MLM alone ({over})"
         seeds = f"{'seed' if len(score.seeds) == 1 else 'seeds'} {listed([*map(str, score.seeds)])}"
         lines.append(f"  {seeds} ({role}): {fixed(score.mean)}%{against}")
     return lines
@@ -619,6 +620,7 @@ def _append(plan: Plan, runs: Iterable[Pretrain], confirm: int | None = None) ->
             one
             for one in plan.study.runs
             if replace(one, name=run.name, stages=run.stages, seed=run.seed, keep=run.keep) == run
+            and replace(one.stages[-1], steps=run.stages[-1].steps) == run.stages[-1]
         ]
         like = max(
             alike, key=lambda one: (one.stages == run.stages, one.seed == run.seed, one.keep == run.keep)

@@ -42,7 +42,7 @@ from biphase.specs import CLM, Objective, Pretrain, Stage, Study
 from biphase.store import Store
 from biphase.study.plan import Plan, make_plan
 from biphase.study.prices import Bill, bill
-from biphase.text import MISSING, counted, fixed, interval, listed, signed
+from biphase.text import MISSING, counted, duration, fixed, interval, listed, signed
 
 FEWEST = 3  # splits that determine a quadratic
 LEVEL = 0.95
@@ -580,12 +580,12 @@ def _next_lines(answer: BestSplit) -> list[str]:
     per = f"hour on {prices.device}" if prices else "step"
     lines = ["", f"What to train next, by how much the optimum's standard error shrinks per {per}:"]
     for proposal in answer.next:
-        hours = "" if proposal.hours is None else f", {proposal.hours:.2g} h"
+        hours = "" if proposal.hours is None else f", {duration(3600 * proposal.hours)}"
         lines.append(
             f"  {proposal.what}: {proposal.shrinks:.0f}% smaller for {counted(proposal.steps, 'step')}{hours}"
         )
     if prices and prices.efficiency:
-        lines.append(f"  (hours are FLOPs at {prices.efficiency:.0%} of the peak, without fine-tunings)")
+        lines.append(f"  (times are FLOPs at {prices.efficiency:.0%} of the peak, without fine-tunings)")
     return lines
 
 

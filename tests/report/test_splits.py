@@ -260,6 +260,15 @@ def test_nor_in_the_answer_of_the_report(study_of, evidence_for):
     assert headline(counted, []).subject != headline(evidence, []).subject, "the test can fail"
 
 
+def test_a_model_of_confirmation_seeds_alone_is_not_chosen(study_of, evidence_for, two):
+    study = study_of(seeds=(0, 1), confirm=(9,))
+    study = replace(study, runs=(two(60, seed=9), *study.runs))
+    evidence = evidence_for(study, top=60 / STEPS, bend=200)
+    assert "CLM for 60 steps" not in headline(evidence, []).subject
+    (answer,) = best_splits(evidence, OUTSIDE)
+    assert 60 / STEPS not in answer.curves[MEAN].shares
+
+
 def test_a_confirmation_seed_is_one_of_the_study_and_in_no_key(study_of):
     with pytest.raises(SpecError, match=r"confirm.*\b5\b.*0, 1, 2"):
         replace(study_of(), confirm=(5,))

@@ -458,6 +458,22 @@ MUTATIONS = [
     ),
     # ------------------------------------------------------------ selection: validation chooses, test is reported
     Mutation(
+        "split chosen on test scores",
+        "report/splits.py",
+        'evidence.on(model, tasks, part="validation")',
+        'evidence.on(model, tasks, part="test")',
+        "report/test_splits.py::test_test_scores_play_no_part_in_the_choice",
+        "selection on the reported scores",
+    ),
+    Mutation(
+        "confirmation seeds choose",
+        "report/evidence.py",
+        "kept = np.isin(model.seeds, self.plan.study.confirm)",
+        "kept = np.isin(model.seeds, self.plan.study.looks)",
+        "report/test_splits.py::test_a_confirmation_seed_plays_no_part_in_the_choice",
+        "the seed that confirms a choice has made it",
+    ),
+    Mutation(
         "learning rate chosen on test scores",
         "study/ledger.py",
         'choice = choose({cell: trial["scores"]["validation"][metric] for cell, trial in done.items()})',

@@ -1,4 +1,4 @@
-"""The verbs of a study file and its store: `plan`, `run`, `status`, `stop`, `report`, `ledger pack`, `ledger merge`."""
+"""The verbs of a study file and its store: `plan`, `run`, `status`, `stop`, `report`, `split`, `ledger pack`, `ledger merge`."""
 
 from __future__ import annotations
 
@@ -312,6 +312,38 @@ def _check_packages(packages: dict[str, str]) -> None:
             f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "
             "or copy the store to a machine that has them and make the report there"
         )
+
+
+@app.command()
+def split(
+    study_file: StudyFile,
+    store_folder: StoreFolder = DEFAULT_STORE,
+    loss: float | None = Option(
+        None, min=0.01, max=100, help="points that a nearly best split may lose; default: the study's effect"
+    ),
+    published: bool = Option(
+        False, "--published", help="use the numbers that the study's paper prints, not scores"
+    ),
+    device: str = Option("", help="price what to train next on this device; default: this machine's"),
+    as_json: AsJson = False,
+) -> None:
+    """Find the best share of CLM before MLM at a fixed budget, and what to train next. Computes nothing."""
+    from biphase.report.evidence import gather
+    from biphase.report.splits import best_splits, published_splits, render, to_json
+
+    plan, store, identities = planned(study_file, store_folder)
+    if published:
+        answers = published_splits(plan, loss)
+    else:
+        answers = best_splits(gather(plan, store), identities, loss, device)
+    path = with_store(study_file, store_folder)
+    give(
+        as_json,
+        lambda: {"study": plan.study.name, "splits": [to_json(answer) for answer in answers]},
+        lambda: "\n\n".join(
+            [f"{plan.study.name}: {plan.question}", *(render(one, plan, path) for one in answers)]
+        ),
+    )
 
 
 # ---------------------------------------------------------------- ledger

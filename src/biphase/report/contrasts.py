@@ -84,7 +84,8 @@ class ScoreView:
                 rows.append(
                     values[metric or grid.metric][rate] if values else np.full(len(grid.seeds), np.nan)
                 )
-        return 100 * np.stack(rows)
+        scores = 100 * np.stack(rows)
+        return scores if part == "test" else self.evidence.choosing(model, scores)
 
     def on_validation(self, terms: Terms) -> float:
         """A quantity by its validation scores, the mean over seeds; NaN where a model has no complete seed."""
@@ -700,7 +701,9 @@ class Measure:
             at_rate = {(task, metric, rate): weight for (task, metric, _), weight in cells.items()}
             tables = [view.table(self.evidence.models[name], at_rate) for name in rows]
             others += [moderated.seed_values(table, several=several) for table in tables]
-        found = moderated.cells_of(_padded(list(own.values())), _padded(others) if others else None)
+        found = moderated.cells_of(
+            moderated.padded(list(own.values())), moderated.padded(others) if others else None
+        )
         return {
             name: ModelMean(float(mean), float(variance / n), float(df), shapes[name], several)
             for name, mean, variance, df, n in zip(
@@ -744,14 +747,6 @@ class Measure:
         }
         every = frozenset((*cell, round(weight, 9)) for cell, weight in weights.items())
         return every | {("margin", "", "", None, margin)} if every else every
-
-
-def _padded(rows: list[Floats]) -> Floats:
-    """Rows of different lengths as one array, padded with NaN."""
-    table = np.full((len(rows), max(1, *(len(row) for row in rows))), np.nan)
-    for row, values in zip(table, rows, strict=True):
-        row[: len(values)] = values
-    return table
 
 
 def _note(contrast: Contrast, view: ScoreView) -> str:

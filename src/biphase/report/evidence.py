@@ -169,9 +169,14 @@ class Evidence:
     def scores(self, model: Model, task: str, metric: str = "", *, part: str = "test") -> Floats:
         """Scores at the rates chosen on validation, as (pretraining seeds, fine-tuning seeds). NaN: missing."""
         grids = [self.grids[result, task] for result in model.results]
-        return np.stack(
-            [grid.at_chosen(grid.test if part == "test" else grid.validation, metric) for grid in grids]
-        )
+        parts = [grid.test if part == "test" else grid.validation for grid in grids]
+        rows = np.stack([grid.at_chosen(some, metric) for grid, some in zip(grids, parts, strict=True)])
+        return rows if part == "test" else self.choosing(model, rows)
+
+    def choosing(self, model: Model, rows: Floats) -> Floats:
+        """Validation scores, a row for each pretraining seed; NaN for those that `Study.confirm` keeps from choices."""
+        kept = np.isin(model.seeds, self.plan.study.confirm)
+        return np.where(kept[:, None], np.nan, rows)
 
     def on(self, model: Model, tasks: Iterable[str], metric: str = "", *, part: str = "test") -> Floats:
         """The unweighted mean over tasks for each seed; NaN where any task is missing."""

@@ -196,12 +196,13 @@ def _comparable(models: list[Model]) -> list[Model]:
 def _best(evidence: Evidence, models: list[Model]) -> Model:
     """The model with the best validation score on the seeds that all models have; the first of equals.
 
-    If no seed is complete for all models, each model is averaged over its own seeds.
+    If no seed is complete for all models, each model is averaged over its own seeds. A model that has only seeds kept for
+    confirmation has no score to be chosen by.
     """
     tables = [_average(evidence, one, "validation") for one in models]
     shared = np.all([np.isin(np.arange(len(evidence.seeds)), kept(one)[1]) for one in tables], axis=0)
     means = [across(one[:, shared] if shared.any() else one).mean for one in tables]
-    return models[means.index(max(means))]
+    return models[int(np.argmax(np.nan_to_num(means, nan=-math.inf)))]
 
 
 def _against(measure: Measure, best: Model, group: list[Model]) -> Iterable[Lead]:

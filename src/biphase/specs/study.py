@@ -213,6 +213,8 @@ class Study:
     effect: float = added(1.0)
     # Numbers of seeds at which the study is judged, such as (3, 5, 10): each look spends a part of the error rate
     looks: tuple[int, ...] = added(())
+    # Pretraining seeds kept for confirmation: no choice between models uses their scores
+    confirm: tuple[int, ...] = added(())
 
     def check(self) -> None:
         check_name("Study", self.name)
@@ -231,6 +233,13 @@ class Study:
         for name in names:
             if names.count(name) > 1:
                 raise SpecError(f"Study {self.name!r} has two results called {name!r}; rename one")
+        seeds = {run.root.seed for run in self.runs}
+        for seed in self.confirm:
+            if seed not in seeds:
+                raise SpecError(
+                    f"Study {self.name!r}: confirm names the pretraining seed {seed}, which no run has; known: "
+                    f"{', '.join(map(str, sorted(seeds)))}"
+                )
         tasks = {task.name: task.family for task in self.finetune.tasks} if self.finetune else {}
         claimed = [claim.name for claim in self.claims]
         for claim in self.claims:

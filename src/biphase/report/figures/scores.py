@@ -49,6 +49,8 @@ from biphase.report.figures.description import (
 )
 from biphase.report.pretraining import Epochs, cost
 from biphase.report.recipes import Model, Published, Recipe, alike, named
+from biphase.report.selectors import comparable_models
+from biphase.report.splits import chosen_splits, in_words, sweeps
 from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.specs.tasks import FAMILIES
 from biphase.study.costs import REPEATED
@@ -464,7 +466,49 @@ def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     x = Axis("share of causal steps", "linear", QUARTERS, labels, (-5, 105))
     masked = f"MLM at {percent(ratios.pop())}" if len(ratios) == 1 else "MLM"
     caption = f"From {masked} alone (0%) to CLM alone (100%), CLM always first."
-    return score_figure(evidence, estimates, lines, x, "splits", "How much should be causal?", caption)
+    figure = score_figure(evidence, estimates, lines, x, "splits", "How much should be causal?", caption)
+    return _with_best_splits(evidence, figure) if figure else None
+
+
+def _with_best_splits(evidence: Evidence, figure: Figure) -> Figure:
+    """Add, below the scores of each family, where the best split of each budget may be, and the answer in words."""
+    found = sweeps(comparable_models(evidence.plan, evidence.models))
+    answers = chosen_splits(evidence, found, evidence.plan.study.effect)
+    families = {FAMILIES[family].name.capitalize(): family for family in evidence.families}
+    panels, look = [], Style("other", marker="square", width=1.7, size=0.6)
+    for panel in figure.panels:
+        ends = [
+            value for series in panel.series for value in (*series.y, *series.low) if math.isfinite(value)
+        ]
+        curves = [(answer, answer.curves.get(families[panel.title])) for answer in answers]
+        pieces = [
+            (answer, piece)
+            for answer, curve in curves
+            if curve and curve.where
+            for piece in curve.where.pieces
+        ]
+        series = [
+            Series(
+                "best split may be here",
+                look,
+                x=(100 * low, 100 * high),
+                y=(min(ends),) * 2,
+                hover=(
+                    f"{answer.sweep.title}, {answer.sweep.steps:,} steps\nbest split, 95% interval: "
+                    f"{answer.sweep.percent(low)} to {answer.sweep.percent(high)}",
+                )
+                * 2,
+            )
+            for answer, (low, high) in pieces
+        ]
+        panels.append(replace(panel, series=(*panel.series, *series)))
+    told = [
+        " ".join([f"{answer.sweep.title}, {answer.sweep.steps:,} steps:", *in_words(answer)])
+        for answer in answers
+        if answer.chosen is not None
+    ]
+    note = ["Lines below the scores: where the best split may be, by validation scores."] * bool(told)
+    return replace(figure, panels=tuple(panels), caption=" ".join([figure.caption, *note, *told]))
 
 
 def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...]]:

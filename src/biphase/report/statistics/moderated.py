@@ -70,6 +70,14 @@ def seed_values(table: ArrayLike, *, several: bool | None = None) -> Floats:
     return np.nanmean(scores[some], axis=1) if some.any() else scores[known]
 
 
+def padded(rows: list[Floats]) -> Floats:
+    """Rows of different lengths as one array, padded with NaN."""
+    table = np.full((len(rows), max(1, *(len(row) for row in rows))), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table
+
+
 def cells_of(values: ArrayLike, others: ArrayLike | None = None) -> Cells:
     """The cells of one task from values (…, cells, seeds), NaN where a seed is missing.
 

@@ -152,23 +152,6 @@ def test_csv_gives_the_rows_of_the_file_and_of_a_filtered_table_what_is_shown(vi
     assert len(rows) == 5
 
 
-def test_all_fine_tunings_come_on_demand_sort_and_filter(visit, built):
-    page = visit()
-    assert page.locator("#t-trials").count() == 0
-    page.get_by_role("button", name="Show them").click()
-    rows = page.locator("#t-trials tbody tr")
-    assert rows.count() == 180
-    page.locator("#filter-trials").fill("both squad 5e-5")
-    assert rows.count() == 3
-    head = page.locator("#t-trials thead th", has_text="test")
-    head.get_by_role("button").click()
-    assert head.get_attribute("aria-sort") == "descending"
-    tests = [float(text) for text in page.locator("#t-trials tbody td:nth-child(8)").all_inner_texts()]
-    assert tests == sorted(tests, reverse=True)
-    _, text = saved(page, page.locator("[data-trials]").get_by_role("button", name="CSV").click)
-    assert len(list(csv.reader(io.StringIO(text)))) == 4
-
-
 def test_claims_open_with_their_evidence_and_filter_by_verdict(visit, built):
     page = visit()
     finding = next(one for one in built.content.findings if one.parts)
@@ -251,7 +234,6 @@ def test_every_figure_is_drawn_and_the_page_never_scrolls_sideways(visit, built,
         )
     page.evaluate("document.querySelectorAll('.claim').forEach(claim => claim.open = true)")
     page.evaluate("document.querySelectorAll('.run .open').forEach(button => button.click())")
-    page.get_by_role("button", name="Show them").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 

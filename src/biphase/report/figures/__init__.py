@@ -18,5 +18,4 @@ def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> 
         training.losses_figure(evidence, live=live),
         training.repetition_figure(evidence, live=live),
     ]
-    described += [training.tree_figure(evidence), training.costs_figure(evidence)]
     return [figure for figure in described if figure is not None]

@@ -21,8 +21,7 @@ Numbers = tuple[float, ...]
 Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 Shade = Literal["-soft", "-half-soft", "", "-half-deep", "-deep"]
-Side = Literal["right", "above"]
-Draws = Literal["line", "points", "both", "bars", "text"]
+Draws = Literal["line", "points", "both"]
 
 
 @dataclass(frozen=True)
@@ -56,8 +55,6 @@ class Series:
     high: Numbers = ()
     band: bool = False  # draw the interval as an area instead of error bars
     hover: tuple[str, ...] = ()  # of each point; the first line is its title
-    labels: tuple[str, ...] = ()  # text beside each point
-    side: Side = "right"  # where a label stands relative to its point
     views: tuple[Numbers, ...] = ()  # x in each view of the figure; the first equals `x`
     legend: bool = True
 
@@ -81,7 +78,6 @@ class Axis:
     labels: tuple[str, ...] = ()  # of the ticks
     range: tuple[float, float] | None = None
     grid: bool = True
-    shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,8 +97,6 @@ class Panel:
     y: Axis
     series: tuple[Series, ...]
     verticals: tuple[Vertical, ...] = ()
-    rows: int = 0  # of a list with labels, which sets the height; 0: the usual height
-    label_room: int = 0  # characters of the longest label beyond the last point
 
 
 @dataclass(frozen=True)
@@ -157,7 +151,7 @@ _ANCHORS: dict[Theme, dict[str, str]] = {
         "mlm-soft": "#3d99db", "mlm": "#035d92", "mlm-deep": "#003150",
         "clm-mlm-soft": "#19a67a", "clm-mlm": "#048d66", "clm-mlm-deep": "#013625",
         "other-soft": "#868d97", "other": "#3b4048", "other-deep": "#14171c",
-        "paper": "#6f6f6f", "finetune": "#6b7480",
+        "paper": "#6f6f6f",
         "text": "#1d2229", "muted": "#5c6470", "grid": "#e4e7eb", "background": "#ffffff",
     },
     "dark": {
@@ -165,7 +159,7 @@ _ANCHORS: dict[Theme, dict[str, str]] = {
         "mlm-soft": "#0775b5", "mlm": "#439ee1", "mlm-deep": "#c4e3fe",
         "clm-mlm-soft": "#0c7f5d", "clm-mlm": "#51cc9f", "clm-mlm-deep": "#7df5c6",
         "other-soft": "#78808b", "other": "#cdd2d9", "other-deep": "#ffffff",
-        "paper": "#a0a0a0", "finetune": "#8a93a0",
+        "paper": "#a0a0a0",
         "text": "#e8eaed", "muted": "#a3abb6", "grid": "#2a3038", "background": "#14171c",
     },
 }  # fmt: skip

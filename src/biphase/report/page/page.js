@@ -105,73 +105,6 @@ function filterTable(input) {
   one(`[data-count="${table.id}"]`).textContent = shown === of ? `${count(of)} ${what}` : `${count(shown)} of ${count(of)} ${what}`;
 }
 
-// ---------------------------------------------------------------- all fine-tunings
-
-const trials = {
-  step: 200,
-  words: new Set([2, 3, 8, 10, 11]), // columns that hold no numbers
-
-  open() {
-    const {columns, rows} = data.table("trials");
-    const place = one("[data-trials]");
-    this.rows = this.shown = rows;
-    this.filter = make("input", {type: "search", placeholder: "Filter fine-tunings, e.g. sst2 5e-5", id: "filter-trials"});
-    this.filter.setAttribute("aria-label", "Filter fine-tunings");
-    this.told = make("span", {className: "count"});
-    this.told.setAttribute("aria-live", "polite");
-    const file = make("button", {type: "button", className: "plain", textContent: "CSV"});
-    file.addEventListener("click", () => download("trials.csv", csv([columns, ...this.shown])));
-    const heads = columns.map((name, place) => {
-      const button = make("button", {type: "button", textContent: name.replaceAll("_", " ")});
-      const head = make("th", {scope: "col", className: this.words.has(place) ? "left" : ""}, button);
-      head.ariaSort = "none";
-      return head;
-    });
-    heads.forEach((head, column) => head.firstChild.addEventListener("click", () => this.sort(heads, column)));
-    this.body = make("tbody");
-    this.more = make("button", {type: "button", className: "plain", textContent: "Show more"});
-    this.more.addEventListener("click", () => this.grow());
-    this.filter.addEventListener("input", () => this.draw());
-    const table = make("table", {id: "t-trials"}, make("thead", {}, make("tr", {}, ...heads)), this.body);
-    place.replaceChildren(
-      make("div", {className: "tools"}, this.filter, this.told, file),
-      make("div", {className: "box tall"}, table),
-      make("div", {className: "tools"}, this.more),
-    );
-    this.draw();
-  },
-
-  sort(heads, column) {
-    const down = heads[column].ariaSort === "none" ? column > 5 : heads[column].ariaSort === "ascending";
-    heads.forEach((head, place) => { head.ariaSort = place === column ? (down ? "descending" : "ascending") : "none"; });
-    this.rows = [...this.rows].sort((a, b) => compare(a[column], b[column], down));
-    this.draw();
-  },
-
-  draw() {
-    const asked = words(this.filter.value);
-    this.shown = asked.length ? this.rows.filter(row => {
-      const text = row.join(" ").toLowerCase();
-      return asked.every(word => text.includes(word));
-    }) : this.rows;
-    this.told.textContent = `${count(this.shown.length)} of ${count(this.rows.length)} fine-tunings`;
-    this.body.replaceChildren();
-    this.grow();
-  },
-
-  cell(text, place) {
-    if (place === 0) return make("th", {scope: "row", textContent: text});
-    if (place === 10) return make("td", {className: "left key", textContent: text.slice(0, 12), title: text});
-    return make("td", {className: this.words.has(place) ? "left" : "", textContent: text || (place === 6 || place === 7 ? "—" : "")});
-  },
-
-  grow() {
-    const from = this.body.rows.length, until = from + this.step;
-    this.body.append(...this.shown.slice(from, until).map(row => make("tr", {}, ...row.map((text, place) => this.cell(text, place)))));
-    this.more.classList.toggle("hidden", until >= this.shown.length);
-  },
-};
-
 // ---------------------------------------------------------------- claims and runs
 
 function showClaims(verdict) {
@@ -235,7 +168,6 @@ document.addEventListener("click", event => {
   }
   else if (button.matches(".chip")) showClaims(button.dataset.verdict);
   else if (button.matches(".run .open")) openRun(button);
-  else if (button.matches("#show-trials")) trials.open();
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);

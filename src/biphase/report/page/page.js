@@ -1,4 +1,4 @@
-// Tables that sort, filter and come out as CSV; claims by verdict; runs that open. All of it works on what `main` holds
+// Tables that sort and filter; claims by verdict; runs that open. All of it works on what `main` holds
 // now, so that a watched page can exchange it and call `start` again.
 "use strict";
 
@@ -10,45 +10,6 @@ const make = (tag, fields = {}, ...children) => {
   return made;
 };
 const count = number => number.toLocaleString("en-US");
-
-// ---------------------------------------------------------------- data
-
-const data = {
-  read(id) { return JSON.parse(one(`#data-${id}`).textContent); },
-  tables: null,
-  table(name) {
-    this.tables ||= this.read("tables");
-    const {columns, cells, rows} = this.tables[name];
-    const cell = (place, row) => cells[place].all ? cells[place].all[row] : cells[place].of[cells[place].at[row]];
-    return {columns, rows: Array.from({length: rows}, (_, row) => columns.map((_, place) => cell(place, row)))};
-  },
-};
-
-// What a spreadsheet would compute becomes text, as in the files beside the page.
-const asText = text => /^[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)/.test(text) ? `'${text}` : text;
-const quoted = text => /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-const csv = rows => rows.map(row => row.map(cell => quoted(asText(cell))).join(",") + "\n").join("");
-
-function download(name, text) {
-  const address = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
-  const link = make("a", {href: address, download: name});
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
-}
-
-// The rows about what is shown: a filter of the table also holds for its file.
-function downloadTable(button) {
-  const {columns, rows} = data.table(button.dataset.csv);
-  const table = button.dataset.of && document.getElementById(button.dataset.of);
-  let wanted = () => true;
-  if (table) {
-    const shown = new Set(units(table).filter(unit => !unit.classList.contains("hidden")).map(unit => unit.dataset.id));
-    wanted = row => shown.has(row[0]);
-  }
-  download(`${button.dataset.csv}.csv`, csv([columns, ...rows.filter(wanted)]));
-}
 
 // ---------------------------------------------------------------- sorting and filtering
 
@@ -151,7 +112,6 @@ function fillBar() {
 }
 
 function start() {
-  data.tables = null;
   fillBar();
   openTarget();
 }
@@ -161,7 +121,6 @@ document.addEventListener("click", event => {
   if (!button) return;
   if (button.matches(".theme")) switchTheme();
   else if (button.matches("thead th[aria-sort] > button") && button.closest("table[data-what]")) sortClicked(button);
-  else if (button.matches("[data-csv]")) downloadTable(button);
   else if (button.matches("[data-unfold]")) {
     button.ariaPressed = String(button.ariaPressed !== "true");
     fold(document.getElementById(button.dataset.unfold));

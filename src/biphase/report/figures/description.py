@@ -59,15 +59,6 @@ class Series:
     legend: bool = True
 
 
-SeriesRow = tuple[float, float, str]  # x, y and hover text of a point
-
-
-def series_of(name: str, look: Style, rows: Sequence[SeriesRow], **fields: Any) -> Series:
-    """A series from its points; the other fields of `Series` by name."""
-    x, y, hover = zip(*rows, strict=True) if rows else ((), (), ())
-    return Series(name, look, x, y, hover=hover, **fields)
-
-
 @dataclass(frozen=True)
 class Axis:
     """One axis: title, scale, ticks and range."""
@@ -244,7 +235,7 @@ def looks(meanings: Sequence[Meaning]) -> list[Style]:
 
 
 # ---------------------------------------------------------------- ticks
-# Ticks stand at round numbers; labels keep the distance that a narrow panel needs.
+# Ticks stand at round numbers. Vega leaves out labels that would overlap.
 
 
 MOST = 6  # ticks on an axis, with four panels side by side
@@ -273,19 +264,6 @@ def on_log(values: Iterable[float]) -> Numbers:
         if len(ticks) <= MOST:
             return ticks
     return ticks[:: -(-len(ticks) // MOST)]
-
-
-def spaced(ticks: Numbers, labels: Iterable[str], apart: float, *, log: bool = False) -> tuple[str, ...]:
-    """Blank the labels that are too near to the previous one; `apart` is a share of the axis."""
-    places = [math.log10(tick) for tick in ticks] if log else list(ticks)
-    room = apart * (max(places) - min(places)) if places else 0.0
-    kept: list[str] = []
-    last = -math.inf
-    for place, label in zip(places, labels, strict=True):
-        near = place - last < room
-        kept.append("" if near else label)
-        last = last if near else place
-    return tuple(kept)
 
 
 # ---------------------------------------------------------------- choice of models

@@ -30,8 +30,6 @@ from biphase.report.figures.description import (
     percent,
     role_of,
     role_of_path,
-    series_of,
-    spaced,
 )
 from biphase.report.pretraining import Curve, curve
 from biphase.report.recipes import Recipe, named, recipe_at
@@ -155,11 +153,17 @@ def _training(part: CurvePart, *, legend: bool) -> list[Series]:
 
 
 def _heldout(part: CurvePart, objective: str) -> Series:
-    rows = [
-        (float(step), loss, f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}")
-        for step, loss in part.line(part.curve.heldout.get(objective, []))
-    ]
-    return series_of(part.name, part.look, rows, draws="line")
+    points = part.line(part.curve.heldout.get(objective, []))
+    return Series(
+        part.name,
+        part.look,
+        x=tuple(float(step) for step, _ in points),
+        y=tuple(loss for _, loss in points),
+        draws="line",
+        hover=tuple(
+            f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}" for step, loss in points
+        ),
+    )
 
 
 def _measured(parts: list[CurvePart]) -> list[str]:
@@ -179,7 +183,7 @@ def _loss_panel(
     ticks = from_zero(last)
     return Panel(
         title,
-        Axis("step", ticks=ticks, labels=spaced(ticks, map(short, ticks), 0.15), range=(0, 1.02 * last)),
+        Axis("step", ticks=ticks, labels=tuple(map(short, ticks)), range=(0, 1.02 * last)),
         Axis(y, range=_settled_range(series, BEGINNING * last)),
         tuple(series),
         verticals,

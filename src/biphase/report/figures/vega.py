@@ -349,6 +349,8 @@ def _axis(axis: Axis, name: str, medium: Medium, ticks: str, labels: str) -> Jso
         "titleFontSize": medium.text,
         "titleFontWeight": "normal",
         "labelPadding": 5,
+        "labelOverlap": "greedy",
+        "labelSeparation": medium.text / 2,
     } | (given if axis.ticks else {"tickCount": 5})
 
 

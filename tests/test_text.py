@@ -8,13 +8,8 @@ import pytest
 
 from biphase import errors, progress
 from biphase.progress import Live, seconds_between
-from biphase.text import counted, printable, short, si
+from biphase.text import printable, short, si
 from biphase.version import __version__, _commit, code_version
-
-
-def test_counts_have_their_plural():
-    assert [counted(number, "query", "queries") for number in (1, 2)] == ["1 query", "2 queries"]
-    assert counted(2, "training job") == "2 training jobs"
 
 
 @pytest.mark.parametrize(

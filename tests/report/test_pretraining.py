@@ -6,7 +6,7 @@ import shutil
 import pytest
 from synthetic_states import put
 
-from biphase import CLM, MLM, Corpus, Hub, Pretrain, Pretrained, Rows, Stage, Study
+from biphase import CLM, MLM, Corpus, Hub, Pretrain, Pretrained, Stage, Study
 from biphase.errors import StoreError
 from biphase.report.pretraining import (
     POINTS,
@@ -346,16 +346,6 @@ def test_epochs_after_a_change_of_data(run, invent, tmp_path, first, second, exp
     more = run("more", Stage(MLM(0.4), 10), start=clm, **second)
     plan, store = invent(Study("s", (clm, more)), tmp_path / "store", rows=ROWS)
     assert tuple(Epochs(plan, store).at("more", step) for step in (20, 24, 30)) == expected
-
-
-def test_rows_of_another_length_are_other_rows(run, clm, invent, tmp_path, rewrite):
-    longer = run("longer", Stage(CLM(), 10), start=clm, packing=Rows(128), data="restart")
-    plan, store = invent(Study("s", (clm, longer)), tmp_path / "store", rows=ROWS)
-    for job in plan.path(plan.results["longer"]):
-        if job.run.packing.length == 128:  # half as many as of 64 tokens
-            place = store.checkpoints / job.key
-            rewrite(place, "checkpoint.json", lambda about: about.update(epochs=2 * about["epochs"]))
-    assert Epochs(plan, store).at("longer") == 2.5 + 10 / (ROWS / 2)
 
 
 def test_epochs_come_from_states_that_are_whole_and_are_else_not_known(clm, invent, planned, tmp_path):

@@ -17,7 +17,7 @@ from biphase import CATALOG, SIZES, AdamW, Finetune
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, buckets_of, score
+from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, score
 from biphase.models.backbone import from_scratch
 from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
@@ -158,18 +158,6 @@ def test_graphs_and_plain_steps_mix_at_will(name, reading):
     assert_close(mixed, losses(bench_of(graphs=False).finetune(some, spec, lr=RATE, seed=1)[1]))
 
 
-def test_batches_without_a_size_go_the_plain_way_in_the_same_run(reading):
-    """Ends of epochs have fewer texts, and some steps more tokens than a micro-batch may have."""
-    some, spec = family("sources-mini", reading, batch=14), spec_of("sources-mini")
-    assert some.size % 14
-    least, most = (buckets_of(some, bench_of().options).widths[at] for at in (0, -1))
-    budget = {"train_tokens": (least + most) // 2}
-    bench = bench_of(**budget)
-    cut = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])
-    assert bench.grid.graphs.captured
-    assert_close(cut, losses(bench_of(graphs=False, **budget).finetune(some, spec, lr=RATE, seed=1)[1]))
-
-
 def test_a_fine_tuning_in_company_is_one_alone(reading):
     """Other rates, seeds and tasks before it leave nothing behind: weights, head, moments, counts, 16-bit copies."""
     some, other = family("sources-mini", reading), family("wikiann-mini", reading)
@@ -278,15 +266,6 @@ def test_memory_does_not_grow_from_one_fine_tuning_to_the_next(reading):
 
 
 # ---------------------------------------------------------------- only the words that occur
-
-
-@EVERY
-def test_trajectories_are_those_of_training_every_word(name, reading):
-    some, spec = family(name, reading), spec_of(name)
-    sparse_rows, full = bench_of(), bench_of(sparse_rows=False)
-    assert_close(*(losses(one.finetune(some, spec, lr=RATE, seed=1)[1]) for one in (sparse_rows, full)))
-    assert len(sparse_rows.grid.rows.table) < len(full.encoder.trunk.embed_tokens.weight)
-    assert full.grid.rows is None
 
 
 @EVERY

@@ -5,8 +5,6 @@ Without a browser these tests fail where a machine is to prove something (CI) an
 """
 
 import contextlib
-import csv
-import io
 import os
 import shutil
 import threading
@@ -132,43 +130,6 @@ def test_what_is_missing_sorts_to_the_end_either_way(ledger, visit, tmp_path):
     assert page.locator("#missing").is_visible()
 
 
-def saved(page, click):
-    with page.expect_download() as caught:
-        click()
-    return caught.value.suggested_filename, caught.value.path().read_text()
-
-
-def test_csv_gives_the_rows_of_the_file_and_of_a_filtered_table_what_is_shown(visit, built):
-    page = visit()
-    for name in ("families", "scores", "noise", "runs", "claims", "trials"):
-        assert saved(page, page.locator(f'[data-csv="{name}"]').click) == (
-            f"{name}.csv",
-            built.page.with_name(f"{name}.csv").read_text(),
-        )
-    page.locator("#filter-t-tasks").fill("both")
-    _, text = saved(page, page.locator('[data-csv="scores"]').click)
-    rows = list(csv.DictReader(io.StringIO(text)))
-    assert {row["model"] for row in rows} == {"both"}
-    assert len(rows) == 5
-
-
-def test_all_fine_tunings_come_on_demand_sort_and_filter(visit, built):
-    page = visit()
-    assert page.locator("#t-trials").count() == 0
-    page.get_by_role("button", name="Show them").click()
-    rows = page.locator("#t-trials tbody tr")
-    assert rows.count() == 180
-    page.locator("#filter-trials").fill("both squad 5e-5")
-    assert rows.count() == 3
-    head = page.locator("#t-trials thead th", has_text="test")
-    head.get_by_role("button").click()
-    assert head.get_attribute("aria-sort") == "descending"
-    tests = [float(text) for text in page.locator("#t-trials tbody td:nth-child(8)").all_inner_texts()]
-    assert tests == sorted(tests, reverse=True)
-    _, text = saved(page, page.locator("[data-trials]").get_by_role("button", name="CSV").click)
-    assert len(list(csv.reader(io.StringIO(text)))) == 4
-
-
 def test_claims_open_with_their_evidence_and_filter_by_verdict(visit, built):
     page = visit()
     finding = next(one for one in built.content.findings if one.parts)
@@ -251,7 +212,6 @@ def test_every_figure_is_drawn_and_the_page_never_scrolls_sideways(visit, built,
         )
     page.evaluate("document.querySelectorAll('.claim').forEach(claim => claim.open = true)")
     page.evaluate("document.querySelectorAll('.run .open').forEach(button => button.click())")
-    page.get_by_role("button", name="Show them").click()
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -356,8 +316,6 @@ def test_finished_models_come_first_and_checkpoints_are_folded(visit, built):
     assert page.locator(seen).all_inner_texts() == ["clm-10"], "a filter finds them folded"
     page.locator("#filter-t-tasks").fill("")
     assert page.locator(seen).all_inner_texts() == ends
-    _, text = saved(page, page.locator('[data-csv="scores"]').click)
-    assert text == (built.folder / "scores.csv").read_text(), "folded is not filtered"
 
 
 def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
@@ -383,9 +341,6 @@ def test_odd_names_do_no_harm(invent, run, grid, visit, tmp_path):
     assert {"__proto__", "=1+1"} <= set(texts(page, "losses"))
     assert page.locator("h1").inner_text() == plan.question
     assert name in shown(page, "t-families")
-    _, text = saved(page, page.locator('[data-csv="families"]').click)
-    assert {name, "'=1+1"} <= {row["model"] for row in csv.DictReader(io.StringIO(text))}
-    assert text == (odd.folder / "families.csv").read_text()
     page.locator("#filter-t-families").fill("<i>")
     assert shown(page, "t-families") == [name]
 

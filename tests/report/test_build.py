@@ -64,14 +64,14 @@ def summary(page, claim):
 def test_everything_is_written_and_what_can_no_longer_be_drawn_is_taken_away(ledger, tmp_path):
     folder = tmp_path / "report"
     (folder / "figures").mkdir(parents=True)
-    for name in ("robustness.svg", "efficiency-flops.pdf", "mine.svg", "tree.txt"):
+    for name in ("robustness.svg", "efficiency-flops.pdf", "mine.svg", "ratio.txt"):
         (folder / "figures" / name).write_text("old")
     built = build(*ledger, folder)
     made = texts(folder)
     left = {name for name, content in made.items() if content == b"old"}
-    assert left == {"figures/mine.svg", "figures/tree.txt"}, "files of others stay"
+    assert left == {"figures/mine.svg", "figures/ratio.txt"}, "files of others stay"
     ids = {figure.id for figure in built.content.figures}
-    assert {"objectives", "losses", "tree", "costs"} <= ids <= {*KNOWN}
+    assert {"objectives", "losses"} <= ids <= {*KNOWN}
     for name in ids:
         assert made[f"figures/{name}.svg"].startswith(b"<svg")
         assert made[f"figures/{name}.pdf"].startswith(b"%PDF")

@@ -170,20 +170,6 @@ def test_a_missing_trial_takes_its_seed_and_nothing_else(ledger):
     assert same(whole, evidence, but={("mlm", "nq")})
 
 
-def test_half_a_study_speaks_of_the_half_that_is_there(three, invent, tmp_path):
-    plan, store = invent(three, tmp_path / "half", results=("clm",))
-    evidence = gather(plan, store)
-    assert evidence.count == (45, 180)
-    assert list(evidence.models) == ["clm-10", "clm", "mlm", "both"]
-    absent, grid = evidence.models["both"], evidence.grids["both", "squad"]
-    assert (grid.metric, grid.examples, grid.chosen, grid.test, grid.done, grid.of) == ("", 0, {}, {}, 0, 9)
-    for array in (evidence.scores(absent, "squad"), evidence.by_rate(absent, "squad")[:, 0]):
-        assert array.shape == (1, 3)
-        assert np.isnan(array).all()
-    assert evidence.values(absent, "squad") is None
-    assert np.isfinite(evidence.scores(evidence.models["clm"], "squad")).all()
-
-
 def test_a_failed_trial_says_why(ledger):
     plan, store = ledger
     every = trials_of(plan)

@@ -22,7 +22,7 @@ from transformers import (
 )
 
 from biphase import Size
-from biphase.errors import SpecError, TrainingError
+from biphase.errors import SpecError
 from biphase.protocol import GIB, micro_rows
 from biphase.study.costs import shape_of_size
 from biphase.study.many_gpus import Load, ShardingOption, collectives
@@ -321,14 +321,6 @@ def test_layers_that_are_compiled_are_sharded_and_recomputed_all_the_same(study,
 # ---------------------------------------------------------------- one process
 
 
-def test_one_process_needs_no_group():
-    ranks = distributed.Ranks(0, 1, CPU)
-    assert ranks.first
-    assert ranks.sum(3, 4) == [3, 4]
-    assert ranks.share({"do": "end"}) == {"do": "end"}
-    assert ranks.gather("own") == ["own"]
-
-
 @pytest.mark.parametrize(
     ("gib", "rows", "length", "expected"),
     [(0, 64, 256, 32), (0, 4, 256, 4), (0, 64, 16_384, 1), (80, 1152, 2048, 12), (140, 1152, 2048, 24), (140, 23, 2048, 23)],
@@ -347,11 +339,6 @@ def test_a_cpu_without_bf16_names_the_field_to_change(monkeypatch):
     assert not distributed.poor_precision(CPU, "fp32", "here")
     monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: True)
     assert not distributed.poor_precision(CPU, "bf16", "here")
-
-
-def test_an_unknown_precision_is_refused():
-    with pytest.raises(TrainingError, match="precision='bf16'"):
-        distributed.autocast(CPU, "fp4")
 
 
 def test_seeding_equals_torchs():

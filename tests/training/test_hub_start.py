@@ -1,6 +1,5 @@
 """A run from an existing model: rotary base, adapters, frozen and slow layers, through stops and in its checkpoints."""
 
-import contextlib
 from dataclasses import replace
 from itertools import pairwise
 
@@ -8,17 +7,16 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
+from biphase import CATALOG, CLM, MLM, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
 from biphase.attention import NAME, AttentionPattern, pattern_of
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
-from biphase.errors import ModelError, SpecError, StoreError
+from biphase.errors import ModelError, SpecError
 from biphase.finetune.encoder import encoder_of_checkpoint
 from biphase.keys import checkpoint_key
 from biphase.models.backbone import LanguageModel, rope_base_of
 from biphase.protocol import heldout_objectives
 from biphase.study.plan import identities
-from biphase.training import checkpoint, pretrain
 from biphase.training.distributed import Ranks
 from biphase.training.pretrain import heldout_losses, model_of_checkpoint, refuse_unfit, starting_model
 
@@ -234,14 +232,6 @@ def test_a_continued_run_keeps_the_adapter_and_its_optimizer_state(
         tiny_run("on", Stage(MLM(0.4), 4), start=run, adapter=LoRA(rank=4))
 
 
-def test_a_checkpoint_with_an_adapter_does_not_load_without_one(adapting, trained, store):
-    run = adapting(llama, adapter=ADAPTER)
-    trained(store, run, 2)
-    key = checkpoint_key(run, 2, identities(store))
-    with pytest.raises(StoreError, match="base_layer"):
-        checkpoint.load_weights(store, key, starting_model(replace(run, adapter=None), shards_in(store)))
-
-
 def test_the_seed_of_the_adapter_is_that_of_the_root(adapting, tiny_run, store):
     run = adapting(llama, adapter=ADAPTER)
     on = tiny_run("on", Stage(MLM(0.4), 4), start=run, seed=8, data="restart")
@@ -364,14 +354,3 @@ def test_training_probes_a_hub_model_first(adapting, trained, store, tmp_path):
 def test_fp8_is_refused_on_a_device_without_it(tiny_run):
     with pytest.raises(ModelError, match=r"tiny8.*cpu.*precision='bf16'"):
         refuse_unfit(tiny_run("tiny8", Stage(CLM(), 12), precision="fp8"), CPU)
-
-
-@pytest.mark.parametrize(
-    ("fields", "fact"), [({"ffn": 72}, "16"), ({"hidden": 80, "heads": 2}, "40 wide"), ({}, "")]
-)
-def test_shapes_without_fp8_matmuls_are_refused(tiny_run, monkeypatch, fields, fact):
-    monkeypatch.setattr(pretrain, "fp8_refusal", lambda device: "")  # as on a GPU that has the units
-    size = replace(SIZES["1m"], name="odd", **({"hidden": 64, "heads": 4, "kv_heads": 2, "ffn": 64} | fields))
-    run = replace(tiny_run("tiny8", precision="fp8"), start=size)
-    with pytest.raises(ModelError, match=fact) if fact else contextlib.nullcontext():
-        refuse_unfit(run, CPU)

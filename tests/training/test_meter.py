@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 
-from biphase.text import duration, si
+from biphase.text import duration
 from biphase.training.pretrain import Meter
 
 
@@ -46,13 +46,6 @@ def test_the_latest_step_is_left_to_the_device_until_the_end(every):
     step(made, 19, loss=19.0)
     assert [(line["step"], line["loss"]) for line in made.lines] == [(101 + n, float(n)) for n in range(20)]
     assert not made.waiting
-
-
-def test_one_by_one_each_step_is_read_at_once():
-    made = meter(every=1)
-    for number in range(4):
-        step(made, number)
-        assert len(made.lines) == number + 1
 
 
 @pytest.mark.parametrize("ending", ["flush", "close", "event"])
@@ -129,13 +122,6 @@ def test_tensorboard_gets_what_the_lines_have(tmp_path):
     events.Reload()
     assert events.Scalars("loss")[0].value == 2.5
     assert events.Scalars("heldout/clm")[0].step == 101
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(12_345, "12.3 k"), (999, "999 "), (4.2e12, "4.2 T"), (1e15, "1 P"), (math.nan, "? ")]
-)
-def test_numbers_have_three_digits_and_a_unit(value, text):
-    assert si(value) == text
 
 
 @pytest.mark.parametrize(

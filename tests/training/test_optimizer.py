@@ -50,13 +50,6 @@ def shares(model, optimizer):
     return found
 
 
-def test_without_layer_decay_all_learn_alike_in_one_group():
-    model = LanguageModel(llama())
-    optimizer = build(model, AdamW())
-    assert [group["share"] for group in optimizer.param_groups] == [1.0]
-    assert set(shares(model, optimizer).values()) == {1.0}
-
-
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_each_layer_learns_at_a_share_of_the_one_above(tied):
     model = LanguageModel(llama(tie_word_embeddings=tied))
@@ -106,20 +99,6 @@ def test_embeddings_have_the_lowest_share_and_the_head_the_full_rate(make):
     assert behind
     assert not [name for name in behind if "embed" in name or ".0." in name]
     assert len(set(found.values())) == 5
-
-
-def test_an_embedding_inside_a_layer_belongs_to_the_layer():
-    class Layer(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.bias, self.matrix = nn.Embedding(4, 2), nn.Linear(2, 2)
-
-    model = nn.Module()
-    model.words, model.layers = nn.Embedding(8, 2), nn.ModuleList(Layer() for _ in range(2))
-    found = shares(model, build(model, AdamW(layer_decay=0.5)))
-    assert found["words.weight"] == 0.125
-    assert found["layers.0.bias.weight"] == found["layers.0.matrix.weight"] == 0.25
-    assert found["layers.1.bias.weight"] == 0.5
 
 
 def test_the_matrices_of_an_adapter_learn_at_the_share_of_their_layer():
@@ -190,22 +169,6 @@ def take(model, optimizer, grads, *, rate=1e-2, shrink=1.0, nonfinite=0.0):
     for one, grad in zip(model.parameters(), grads, strict=True):
         one.grad = grad.clone()
     return update(optimizer, rate=rate, nonfinite=torch.tensor(nonfinite), shrink=torch.tensor(shrink))
-
-
-def test_a_nonfinite_step_leaves_weights_and_optimizer_state():
-    model = matrix()
-    optimizer = build(model, AdamW())
-    take(model, optimizer, gradients(model, 0))
-    before = {
-        name: one.clone()
-        for name, one in (
-            model.state_dict() | optimizer_state(dict(model.named_parameters()), optimizer)
-        ).items()
-    }
-    take(model, optimizer, [torch.full_like(one, torch.nan) for one in model.parameters()], nonfinite=1.0)
-    after = model.state_dict() | optimizer_state(dict(model.named_parameters()), optimizer)
-    assert len(before) == 8
-    assert all(torch.equal(after[name], one) for name, one in before.items())
 
 
 def test_a_learning_rate_on_the_device_is_multiplied_by_each_groups_share():

@@ -23,7 +23,7 @@ from biphase.report.verdicts import Finding
 from biphase.text import SCALE, beside, exponent, plain, rate
 
 DIGITS = 4
-# What a spreadsheet would take for a formula and is not a number. The page's script has the same rule.
+# What a spreadsheet would take for a formula and is not a number.
 FORMULA = re.compile(r"[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)")
 
 

@@ -1,22 +1,17 @@
-"""Losses, repetition, the tree and the costs: from checkpoints on disk, whether or not anything was fine-tuned."""
+"""Losses from checkpoints on disk, whether or not anything was fine-tuned, and where a corpus was read once."""
 
 import json
-import math
-import shutil
 
 import pytest
 
-from biphase import CATALOG, CLM, MLM, MNTP, Finetune, Stage, Study
+from biphase import CLM, MLM, Stage, Study
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.figures import scores, training
-from biphase.report.pretraining import gaps
 from biphase.store import Store, publish, write_json
 
-SECONDS = 10.0  # of each step
 
-
-def compute(plan, store, *, world=1, device="x86_64", only=None):
+def compute(plan, store, *, only=None):
     """Leave the states of a plan as a worker would: loss = 10 − step / 10, held out every 5 steps."""
     for job in plan.jobs.values():
         if only is not None and job.key not in only:
@@ -36,32 +31,22 @@ def compute(plan, store, *, world=1, device="x86_64", only=None):
                     lines.append({"step": step, "heldout": {"clm": 5 - step / 100, "mlm40": 6 - step / 100}})  # fmt: skip
         with store.attempt("state") as folder:
             (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-            progress = {"step": job.step, "next_sample": 0, "seconds": SECONDS * job.span[1], "world": world, "machine": {"device": device}}  # fmt: skip
+            progress = {"step": job.step, "next_sample": 0, "seconds": 10.0 * job.span[1], "world": 1, "machine": {"device": "x86_64"}}  # fmt: skip
             about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0, "progress": progress}
             write_json(folder / "checkpoint.json", {"key": job.key, **about})
             publish(folder, store.checkpoints / job.key)
 
 
 @pytest.fixture
-def evidence_for(planned):
-    """The evidence of runs that were computed."""
-
-    def made(runs, store, **options):
-        plan = planned(*runs)
-        compute(plan, store, **options)
-        return gather(plan, store)
-
-    return made
-
-
-@pytest.fixture
-def three(run, evidence_for, tmp_path):
+def three(run, planned, tmp_path):
     runs = [
         run("clm", Stage(CLM(), 20), keep=(10,)),
         run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
         run("mlm", Stage(MLM(0.4), 20)),
     ]
-    return evidence_for(runs, Store(tmp_path))
+    plan, store = planned(*runs), Store(tmp_path)
+    compute(plan, store)
+    return gather(plan, store)
 
 
 # ---------------------------------------------------------------- losses
@@ -100,166 +85,17 @@ def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, planned, tmp
     assert not figure.panels[0].verticals  # the decay lies ahead
 
 
-# ---------------------------------------------------------------- the tree
-
-
-def segments(series):
-    """The training jobs of a broken line: (first, last, row)."""
-    found, line = [], []
-    for x, y in [*zip(series.x, series.y, strict=True), (math.nan, math.nan)]:
-        if math.isnan(x):
-            found += [(line[0][0], line[-1][0], line[0][1])] if line else []
-            line = []
-        else:
-            line.append((x, y))
-    return found
-
-
-def test_the_tree_has_every_piece_once_and_every_result_at_its_end(paper):
-    plan = paper[0].plan
-    (panel,) = training.tree_figure(paper[0]).panels
-    lines = {one.name: one for one in panel.series if one.draws == "line"}
-    drawn = [span for name in lines if name != "joints" for span in segments(lines[name])]
-    assert sorted(span[:2] for span in drawn) == sorted(job.span for job in plan.jobs.values())
-    labels = [text for one in panel.series if one.draws == "text" for text in one.labels]
-    ends = [name for name in plan.results if "-42k-" not in name or "dec42k" in name]
-    assert len(ends) == 38
-    assert set(ends) <= set(labels)
-    marks = [x for one in panel.series if one.draws == "points" for x in one.x]
-    assert len(marks) == 50
-
-
-# ---------------------------------------------------------------- costs
-
-
-def amounts(panel):
-    names = dict(enumerate(panel.y.labels))
-    found: dict[str, float] = {}
-    for one in panel.series:
-        if one.draws == "bars":
-            for x, y in zip(one.x, one.y, strict=True):
-                found[names[int(y)]] = found.get(names[int(y)], 0.0) + x
-    return found
-
-
-def test_costs_are_seconds_times_devices(run, evidence_for, tmp_path):
-    base = run("clm", Stage(CLM(), 20))
-    runs = [
-        base,
-        run("both", Stage(CLM(), 10), Stage(MLM(0.4), 10)),
-        run("mlm", Stage(MLM(0.2), 20)),
-        run("odd", Stage(MNTP(0.4), 20)),
-        run("more", Stage(MLM(0.4), 10), start=base),
-    ]
-    figure = training.costs_figure(evidence_for(runs, Store(tmp_path), world=72, device="NVIDIA H200"))
-    (panel,) = figure.panels
-    assert panel.x.title == "GPU-hours"
-    # 10 seconds a step on 72 devices: a fifth of an hour. The trunk that two share counts once.
-    expected = {
-        "CLM": 4.0,
-        "MLM 20%": 4.0,
-        "MLM 40% after CLM": 2.0,
-        "MLM 40% after CLM, continued": 2.0,
-        "MNTP 40%": 4.0,
-    }
-    assert amounts(panel) == pytest.approx(expected)
-    roles = {(one.look.role, one.look.shade): sum(one.x) for one in panel.series if one.draws == "bars"}
-    assert roles["clm", "-soft"] == pytest.approx(0.8)  # four steps of decay
-    assert {role for role, _ in roles} == {"clm", "mlm", "clm-mlm", "other"}
-    assert {one.name for one in figure.entries} >= {"CLM", "CLM, decay", "CLM → MLM, decay"}, (
-        "pale ends have a name"
-    )
-    assert figure.caption.startswith("Pretraining 16 GPU-hours")
-
-
-def test_a_cpu_has_no_gpu_hours_and_short_work_is_told_in_minutes(three):
-    (panel,) = training.costs_figure(three).panels
-    assert panel.x.title == "minutes"
-    assert amounts(panel)["CLM"] == pytest.approx(200 / 60)
-
-
-def test_finetuning_stands_beside_pretraining_by_task(run, planned, evidence_of, tmp_path):
-    grid = Finetune((CATALOG["sst2"], CATALOG["conll2003"]), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
-    plan = planned(Study("s", (run("clm", Stage(CLM(), 20)),), grid))
-    evidence = evidence_of(plan, Store(tmp_path), lambda model, task: 60.0 if task.name == "sst2" else None)
-    figure = training.costs_figure(evidence)
-    (panel,) = figure.panels
-    assert panel.title == "Fine-tuning"
-    assert amounts(panel) == {"sst2": 6.0}  # six of a minute; the device's name is a GPU's
-    assert panel.x.title == "GPU-minutes"
-    assert "6 of 12" in figure.caption
-
-
-# ---------------------------------------------------------------- repetition
-
-
 ROWS = 200  # of the corpus; a step reads two
 
 
-@pytest.fixture
-def several(run, grid, invent, tmp_path):
-    """CLM, MLM, one after the other, and MLM on top of CLM: four epochs, and two more."""
-    clm = run("clm", Stage(CLM(), 400), keep=(100, 300), heldout_every=20)
-    made = Study(
-        "s",
-        (
-            clm,
-            run("mlm", Stage(MLM(0.4), 400), keep=(100, 300), heldout_every=20),
-            run("both", Stage(CLM(), 200), Stage(MLM(0.4), 200), heldout_every=20),
-            run("more", Stage(MLM(0.4), 200), start=clm, heldout_every=20),
-        ),
-        grid("sst2"),
-    )
-    return lambda rows: gather(*invent(made, tmp_path / f"store-{rows}", rows=rows))
+def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(run, grid, invent, tmp_path):
+    def figure_of(rows):
+        clm = run("clm", Stage(CLM(), 400), keep=(100, 300), heldout_every=20)
+        evidence = gather(*invent(Study("s", (clm,), grid("sst2")), tmp_path / f"store-{rows}", rows=rows))
+        return scores.efficiency_figure(evidence, estimate(evidence))
 
-
-def test_each_objective_has_a_panel_and_what_is_shared_is_drawn_once(several):
-    figure = training.repetition_figure(several(ROWS))
-    causal, masked = figure.panels
-    assert (causal.title, masked.title) == ("CLM", "MLM 40%")
-    ends = [[(one.name, one.x[0], one.x[-1]) for one in panel.series] for panel in figure.panels]
-    assert ends == [
-        [("CLM", 0.2, 4.0)],
-        [
-            ("MLM 40%", 0.2, 4.0),
-            ("CLM → MLM 40%", pytest.approx(2.2), 4.0),
-            ("CLM → MLM 40%, continued", pytest.approx(4.2), 6.0),
-        ],
-    ]
-    assert [one.x for panel in figure.panels for one in panel.verticals] == [1, 1]
-    assert causal.y.range == masked.y.range  # so that they compare
-    assert causal.y.range[0] < 0 < causal.y.range[1]
-
-
-def test_a_point_is_training_minus_heldout_loss(several):
-    evidence = several(ROWS)
-    (line,) = training.repetition_figure(evidence).panels[0].series
-    known = gaps(evidence.plan, evidence.store, "clm")
-    assert list(line.y) == [one.training - one.heldout for one in known]
-    assert line.hover[0].startswith("clm\nepoch 0.20, step 20\ntraining ")
-    # The synthetic ledger learns by heart: causal text four times as fast as masked text.
-    causal, masked = (panel.series[0].y for panel in training.repetition_figure(evidence).panels)
-    assert causal[-2] < -0.18 < masked[-2] < -0.02
-
-
-def test_it_is_drawn_only_where_a_corpus_was_read_again(several):
-    assert training.repetition_figure(several(0)) is None  # not known
-    assert training.repetition_figure(several(1_300)) is None  # 0.92 epochs
-    assert training.repetition_figure(several(1_145)) is None  # 1.05: a few rows twice
-    assert training.repetition_figure(several(1_000)) is not None
-
-
-def test_a_study_that_has_not_come_so_far_is_not_drawn(run, invent, tmp_path):
-    one = run("clm", Stage(CLM(), 400), keep=(80,), heldout_every=20)
-    plan, store = invent(Study("s", (one,)), tmp_path / "store", rows=ROWS)
-    for key in plan.jobs:
-        if key != plan.results["clm-80"]:
-            shutil.rmtree(store.checkpoints / key)
-    assert training.repetition_figure(gather(plan, store)) is None
-
-
-def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
-    evidence = several(ROWS)
-    figure = scores.efficiency_figure(evidence, estimate(evidence))
+    figure = figure_of(ROWS)
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(ROWS * 64, "one epoch")]
     assert "one epoch" in figure.caption
+    assert not figure_of(0).panels[0].verticals  # not known
+    assert not figure_of(765).panels[0].verticals  # 1.05 epochs: a few rows twice

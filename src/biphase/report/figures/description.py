@@ -21,8 +21,7 @@ Numbers = tuple[float, ...]
 Marker = Literal["circle", "square", "triangle", "diamond", "cross", "down", "hexagon"]
 Dash = Literal["solid", "dash", "dot", "dashdot"]
 Shade = Literal["-soft", "-half-soft", "", "-half-deep", "-deep"]
-Side = Literal["right", "above"]
-Draws = Literal["line", "points", "both", "bars", "text"]
+Draws = Literal["line", "points", "both"]
 
 
 @dataclass(frozen=True)
@@ -56,19 +55,8 @@ class Series:
     high: Numbers = ()
     band: bool = False  # draw the interval as an area instead of error bars
     hover: tuple[str, ...] = ()  # of each point; the first line is its title
-    labels: tuple[str, ...] = ()  # text beside each point
-    side: Side = "right"  # where a label stands relative to its point
     views: tuple[Numbers, ...] = ()  # x in each view of the figure; the first equals `x`
     legend: bool = True
-
-
-SeriesRow = tuple[float, float, str]  # x, y and hover text of a point
-
-
-def series_of(name: str, look: Style, rows: Sequence[SeriesRow], **fields: Any) -> Series:
-    """A series from its points; the other fields of `Series` by name."""
-    x, y, hover = zip(*rows, strict=True) if rows else ((), (), ())
-    return Series(name, look, x, y, hover=hover, **fields)
 
 
 @dataclass(frozen=True)
@@ -81,7 +69,6 @@ class Axis:
     labels: tuple[str, ...] = ()  # of the ticks
     range: tuple[float, float] | None = None
     grid: bool = True
-    shown: bool = True
 
 
 @dataclass(frozen=True)
@@ -101,8 +88,6 @@ class Panel:
     y: Axis
     series: tuple[Series, ...]
     verticals: tuple[Vertical, ...] = ()
-    rows: int = 0  # of a list with labels, which sets the height; 0: the usual height
-    label_room: int = 0  # characters of the longest label beyond the last point
 
 
 @dataclass(frozen=True)
@@ -157,7 +142,7 @@ _ANCHORS: dict[Theme, dict[str, str]] = {
         "mlm-soft": "#3d99db", "mlm": "#035d92", "mlm-deep": "#003150",
         "clm-mlm-soft": "#19a67a", "clm-mlm": "#048d66", "clm-mlm-deep": "#013625",
         "other-soft": "#868d97", "other": "#3b4048", "other-deep": "#14171c",
-        "paper": "#6f6f6f", "finetune": "#6b7480",
+        "paper": "#6f6f6f",
         "text": "#1d2229", "muted": "#5c6470", "grid": "#e4e7eb", "background": "#ffffff",
     },
     "dark": {
@@ -165,7 +150,7 @@ _ANCHORS: dict[Theme, dict[str, str]] = {
         "mlm-soft": "#0775b5", "mlm": "#439ee1", "mlm-deep": "#c4e3fe",
         "clm-mlm-soft": "#0c7f5d", "clm-mlm": "#51cc9f", "clm-mlm-deep": "#7df5c6",
         "other-soft": "#78808b", "other": "#cdd2d9", "other-deep": "#ffffff",
-        "paper": "#a0a0a0", "finetune": "#8a93a0",
+        "paper": "#a0a0a0",
         "text": "#e8eaed", "muted": "#a3abb6", "grid": "#2a3038", "background": "#14171c",
     },
 }  # fmt: skip
@@ -250,7 +235,7 @@ def looks(meanings: Sequence[Meaning]) -> list[Style]:
 
 
 # ---------------------------------------------------------------- ticks
-# Ticks stand at round numbers; labels keep the distance that a narrow panel needs.
+# Ticks stand at round numbers. Vega leaves out labels that would overlap.
 
 
 MOST = 6  # ticks on an axis, with four panels side by side
@@ -279,19 +264,6 @@ def on_log(values: Iterable[float]) -> Numbers:
         if len(ticks) <= MOST:
             return ticks
     return ticks[:: -(-len(ticks) // MOST)]
-
-
-def spaced(ticks: Numbers, labels: Iterable[str], apart: float, *, log: bool = False) -> tuple[str, ...]:
-    """Blank the labels that are too near to the previous one; `apart` is a share of the axis."""
-    places = [math.log10(tick) for tick in ticks] if log else list(ticks)
-    room = apart * (max(places) - min(places)) if places else 0.0
-    kept: list[str] = []
-    last = -math.inf
-    for place, label in zip(places, labels, strict=True):
-        near = place - last < room
-        kept.append("" if near else label)
-        last = last if near else place
-    return tuple(kept)
 
 
 # ---------------------------------------------------------------- choice of models

@@ -42,7 +42,6 @@ from biphase.report.figures.description import (
     on_log,
     percent,
     role_of,
-    spaced,
     standing_for,
     style_of,
     thousands,
@@ -276,7 +275,7 @@ def _over_sizes(
         points = tuple(Point((float(model.recipe.parameters or 0),), model) for _, model in some)
         lines.append(ScoreLine(name, Meaning(role_of(first.recipe), (suffix, name)), points))
     ticks = tuple(float(recipe.parameters or 0) for recipe in sizes)
-    labels = spaced(ticks, [recipe.size for recipe in sizes], 0.16, log=True)
+    labels = tuple(recipe.size for recipe in sizes)
     room = (max(ticks) / min(ticks)) ** 0.12
     x = Axis("model size", "log", ticks, labels, (min(ticks) / room, max(ticks) * room))
     steps = {model.recipe.steps for _, model in models}
@@ -352,9 +351,7 @@ def over_ratios(models: list[Model]) -> dict[int, tuple[Point, ...]]:
 
 def ratio_axis(lines: list[ScoreLine]) -> Axis:
     ticks = tuple(sorted({point.x[0] for line in lines for point in line.points}))
-    return Axis(
-        "masking ratio", "linear", ticks, spaced(ticks, [percent(tick / 100) for tick in ticks], 0.15)
-    )
+    return Axis("masking ratio", "linear", ticks, tuple(percent(tick / 100) for tick in ticks))
 
 
 # ---------------------------------------------------------------- learning rates of fine-tuning
@@ -368,8 +365,7 @@ def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         return None
     models, size = _rate_models(evidence)
     ticks = tuple(sorted(finetune.lrs))
-    labels = spaced(ticks, [rate(lr) for lr in ticks], 0.22, log=True)
-    x = Axis("learning rate", "log", ticks, labels)
+    x = Axis("learning rate", "log", ticks, tuple(map(rate, ticks)))
     panels: list[Panel] = []
     every: list[Estimate] = []
     for family, tasks in evidence.families.items():
@@ -587,7 +583,7 @@ def continued_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         points = (*starts, *(Point((float(model.recipe.continued),), model) for model in some))
         lines.append(ScoreLine(name, meaning(some[0].recipe, (base.steps, name)), points))
     ticks = tuple(sorted({0.0} | {point.x[0] for line in lines for point in line.points}))
-    labels = spaced(ticks, ("base", *(thousands(int(tick)) for tick in ticks[1:])), 0.2)
+    labels = ("base", *(thousands(int(tick)) for tick in ticks[1:]))
     x = Axis("continued steps", "linear", ticks, labels)
     what = {_went_on_with(model) for _, some in rows for model in some}
     masked = f"with {what.pop()}" if len(what) == 1 else "further"
@@ -635,7 +631,6 @@ def _went_on_with(model: Model) -> str:
 
 
 VIEWS = ("tokens", "FLOPs", "seconds")
-ROOM = {"tokens": 0.14, "FLOPs": 0.3, "seconds": 0.25}  # between labels, as a share of the axis
 
 
 def efficiency_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
@@ -715,8 +710,8 @@ def _x(evidence: Evidence, model: Model) -> Numbers:
 
 def _view(name: str, values: list[float]) -> View:
     ticks = on_log(values)
-    labels = [f"{tick:.0e}".replace("e+", "e") if name == "FLOPs" else short(tick) for tick in ticks]
-    return View(name, Axis(f"training {name}", "log", ticks, spaced(ticks, labels, ROOM[name], log=True)))
+    labels = (f"{tick:.0e}".replace("e+", "e") if name == "FLOPs" else short(tick) for tick in ticks)
+    return View(name, Axis(f"training {name}", "log", ticks, tuple(labels)))
 
 
 def _efficiency_names(runs: list[list[Model]]) -> list[str]:

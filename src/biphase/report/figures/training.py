@@ -1,4 +1,4 @@
-"""The figures of pretraining: losses, memorization, the tree of training jobs, and costs.
+"""The figure of losses: training and held-out losses of every run over steps.
 
 Held-out losses use the same rows and masks for all runs, so they are comparable; training losses are comparable only
 within one objective and ratio. A curve changes its style where the run changes its objective: each part has the style
@@ -7,26 +7,19 @@ of the recipe up to its end. Phases that several runs share are drawn once.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any, TypeVar
 
-import numpy as np
-
 from biphase.report.evidence import Evidence
 from biphase.report.figures.description import (
     NAMES,
     Axis,
-    Draws,
     Figure,
     Meaning,
     Panel,
     Series,
-    SeriesRow,
-    Side,
     Style,
     Vertical,
     from_zero,
@@ -37,17 +30,11 @@ from biphase.report.figures.description import (
     percent,
     role_of,
     role_of_path,
-    series_of,
-    spaced,
-    thousands,
 )
-from biphase.report.pretraining import LATELY, Curve, Epochs, JobCost, LossGap, curve, gaps
+from biphase.report.pretraining import Curve, curve
 from biphase.report.recipes import Recipe, named, recipe_at
-from biphase.specs import Pretrain
-from biphase.study.costs import REPEATED
-from biphase.study.describe import titles
-from biphase.study.plan import Plan, TrainingJob, children_of
-from biphase.text import counted, listed, short
+from biphase.study.plan import Plan, TrainingJob
+from biphase.text import listed, short
 
 BY_NAME = 6  # runs named one by one, if their recipes are equal or they are not complete
 ENTRIES = 10  # of the legend: with more, only objectives and sizes are distinguished
@@ -166,11 +153,17 @@ def _training(part: CurvePart, *, legend: bool) -> list[Series]:
 
 
 def _heldout(part: CurvePart, objective: str) -> Series:
-    rows = [
-        (float(step), loss, f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}")
-        for step, loss in part.line(part.curve.heldout.get(objective, []))
-    ]
-    return series_of(part.name, part.look, rows, draws="line")
+    points = part.line(part.curve.heldout.get(objective, []))
+    return Series(
+        part.name,
+        part.look,
+        x=tuple(float(step) for step, _ in points),
+        y=tuple(loss for _, loss in points),
+        draws="line",
+        hover=tuple(
+            f"{part.curve.result}\nstep {step:,}\n{objective} loss {loss:.4f}" for step, loss in points
+        ),
+    )
 
 
 def _measured(parts: list[CurvePart]) -> list[str]:
@@ -190,16 +183,16 @@ def _loss_panel(
     ticks = from_zero(last)
     return Panel(
         title,
-        Axis("step", ticks=ticks, labels=spaced(ticks, map(short, ticks), 0.15), range=(0, 1.02 * last)),
+        Axis("step", ticks=ticks, labels=tuple(map(short, ticks)), range=(0, 1.02 * last)),
         Axis(y, range=_settled_range(series, BEGINNING * last)),
         tuple(series),
         verticals,
     )
 
 
-def _settled_range(series: Iterable[Series], since: float, *values: float) -> tuple[float, float]:
-    """The range of y from this x on, and of these values, with room around."""
-    settled = [*values, *(y for line in series for x, y in zip(line.x, line.y, strict=True) if x >= since)]
+def _settled_range(series: Iterable[Series], since: float) -> tuple[float, float]:
+    """The range of y from this x on, with room around."""
+    settled = [y for line in series for x, y in zip(line.x, line.y, strict=True) if x >= since]
     low, high = min(settled, default=0.0), max(settled, default=1.0)
     room = 0.06 * (high - low) or 0.1
     return low - room, high + room
@@ -264,401 +257,3 @@ def _losses_caption(parts: list[CurvePart]) -> str:
     elif incomplete:
         sentences.append(f"Not complete: {listed(incomplete)}.")
     return " ".join(sentences)
-
-
-# ---------------------------------------------------------------- repetition
-# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of
-# the objective in training at that step, so the gaps of two objectives are comparable although their losses are not.
-
-
-SETTLED = 0.1  # epochs before which losses fall too fast to set the scale
-CAPTION = (
-    "Training loss minus held-out loss of the objective that a run trains, over epochs. "
-    "Below 0, the training text is easier for the model than unseen text; a line that falls with every epoch shows "
-    "memorization. The starting value depends on how hard the two texts are. Masks are new in each epoch while causal "
-    "targets are the same, so repetition favours MLM. The training loss is the mean over the last "
-    f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
-    "these are fewer. Dotted vertical line: one epoch. Shared training is drawn once."
-)
-
-GapPoint = tuple[int, float, LossGap]  # a step, the epochs up to it, and the gap there
-
-
-def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
-    """The figure of memorization; None unless some run has read its corpus more than once."""
-    plan, epochs = evidence.plan, Epochs(evidence.plan, evidence.store)
-    if not any((epochs.at(run.name) or 0.0) > REPEATED for run in plan.study.runs if run.stages):
-        return None
-    lines: dict[str, list[Series]] = {}
-    objectives: dict[str, set[str]] = {}
-    parts = curve_parts(evidence, live=live)
-    for part in parts:
-        for line in _gap_lines(evidence, epochs, part, live=live):
-            objective = line[0][2].objective
-            kind = objective.split()[0]
-            lines.setdefault(kind, []).append(_gap_series(part, line))
-            objectives.setdefault(kind, set()).add(objective)
-    every = [series for of_kind in lines.values() for series in of_kind]
-    last = max((x for series in every for x in series.x), default=0.0)
-    if last <= REPEATED:
-        return None  # planned, but not reached yet
-    ticks = from_zero(last)
-    labels = spaced(ticks, (f"{tick:g}" for tick in ticks), 0.1)
-    scale = _settled_range(every, SETTLED, 0.0)  # the same in all panels
-    panels = []
-    for kind, series in lines.items():
-        title = named(min(objectives[kind])) if len(objectives[kind]) == 1 else kind.upper()
-        x = Axis("epochs", ticks=ticks, labels=labels, range=(0, 1.02 * last))
-        y = Axis("" if panels else "training − held out, nats", range=scale)
-        panels.append(Panel(title, x, y, tuple(series), (Vertical(1.0),)))
-    caption = " ".join([CAPTION, *_style_notes(parts)])
-    return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
-
-
-def _gap_lines(evidence: Evidence, epochs: Epochs, part: CurvePart, *, live: bool) -> list[list[GapPoint]]:
-    """The gaps of a part, with the last one before it; split where the objective or corpus changes."""
-    every = [
-        (gap.step, at, gap)
-        for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live)
-        if (at := epochs.at(part.curve.result, gap.step)) is not None
-    ]
-    lines: list[list[GapPoint]] = []
-    for point in part.line(every):
-        _, at, gap = point
-        if lines and lines[-1][-1][2].begins == gap.begins and lines[-1][-1][1] < at:
-            lines[-1].append(point)
-        else:
-            lines.append([point])
-    return [line for line in lines if line[-1][0] > part.begins]
-
-
-def _gap_series(part: CurvePart, line: list[GapPoint]) -> Series:
-    rows = [
-        (
-            at,
-            gap.nats,
-            f"{part.curve.result}\nepoch {at:.2f}, step {step:,}\n"
-            f"training {gap.training:.4f} − held out {gap.heldout:.4f} = {gap.nats:+.4f}",
-        )
-        for step, at, gap in line
-    ]
-    draws: Draws = "both" if len(line) == 1 else "line"
-    return series_of(part.name, replace(part.look, size=0.6), rows, draws=draws)
-
-
-# ---------------------------------------------------------------- tree
-#
-# ────────────┬──────────●╌╌╌╌ result      a row for each path to an end; the longest continuation
-#             │   ┌──────●╌╌╌╌ result      stays on its parent's row, and later branches lie nearer
-#             └───●╌╌╌╌╌╌╌╌╌╌╌ result      to it, so that no line crosses another
-
-
-CHECKPOINT_ROOM = 0.7  # of a row, above one that has checkpoint labels
-CHECKPOINT_ABOVE = 0.18  # of a row: distance of a label from its line
-CHECKPOINT_APART = 0.08  # share of the steps: nearer checkpoint labels are left out
-BREAK: SeriesRow = (math.nan, math.nan, "")  # ends a line
-
-
-@dataclass(frozen=True)
-class _TreeJob:
-    job: TrainingJob
-    row: float
-    parent_row: float
-    goes_on: bool  # its row continues after it
-
-    @property
-    def names(self) -> str:
-        return ", ".join(self.job.results)
-
-
-def tree_figure(evidence: Evidence) -> Figure | None:
-    """Which checkpoint is trained from which, over steps, and where the results lie."""
-    plan = evidence.plan
-    if not plan.jobs:
-        return None
-    jobs, starts, rows = _tree(plan)
-    standing = {cost.key: cost.standing for cost in evidence.job_costs}
-    done = sum(state == "done" for state in standing.values())
-    last = float(max(placed.job.span[1] for placed in jobs))
-    series = [
-        _joints(jobs),
-        *_job_lines(plan, jobs, standing),
-        *_results(jobs, standing),
-        *_result_labels(jobs, last),
-        _labels([(0.0, row, name) for row, name in starts], role="muted"),
-    ]
-    ticks = from_zero(last)
-    panel = Panel(
-        "",
-        Axis("step", ticks=ticks, labels=tuple(map(short, ticks)), range=(-0.01 * last, 1.01 * last)),
-        Axis(range=(rows - 0.4, -0.7), shown=False, grid=False),
-        tuple(line for line in series if line.x),
-        rows=math.ceil(rows) + 1,
-        label_room=max(len(placed.names) for placed in jobs if not placed.goes_on) + 3,
-    )
-    caption = (
-        f"{counted(len(plan.study.runs), 'run')} as {counted(plan.job_count, 'training job')}: equal beginnings are trained once "
-        f"({plan.steps_to_compute:,} steps instead of {plan.steps_written:,}). Thin lines: learning-rate decay. "
-        f"Filled marks are computed: {done} of {plan.job_count}."
-    )
-    return Figure("tree", "What is trained from what", caption, (panel,))
-
-
-def _tree(plan: Plan) -> tuple[list[_TreeJob], list[tuple[float, str]], float]:
-    """Assign training jobs to rows. Returns them, the rows with the names of starts, and the number of rows."""
-    children = children_of(plan.jobs.values())
-    onward = _onward(plan, children)
-    names = titles(list(plan.roots.values()), trained=set(children))
-    jobs: list[_TreeJob] = []
-    starts: list[tuple[float, str]] = []
-    row = 0.0
-    for root in plan.roots:
-        if root not in children:
-            continue  # a published model without further training
-        starts.append((row, names[root]))
-        row += 1
-        for first in children[root]:
-            row = _place_branch(first, row, None, children, onward, jobs)
-    return jobs, starts, row
-
-
-def _onward(plan: Plan, children: dict[str, list[TrainingJob]]) -> dict[str, TrainingJob]:
-    """Job key → the child that continues on its row: the one that reaches furthest without starting a new run."""
-    reach: dict[str, tuple[int, int]] = {}  # job key → the last step on its row, and the number of jobs to it
-    onward: dict[str, TrainingJob] = {}
-    for key, job in reversed(plan.jobs.items()):  # children come before their parents
-        same_run = [child for child in children.get(key, []) if child.first > 0]
-        if same_run:
-            onward[key] = max(same_run, key=lambda child: reach[child.key])
-        end, job_count = reach[onward[key].key] if same_run else (job.span[1], 0)
-        reach[key] = end, job_count + 1
-    return onward
-
-
-def _place_branch(
-    first: TrainingJob,
-    row: float,
-    parent_row: float | None,
-    children: dict[str, list[TrainingJob]],
-    onward: dict[str, TrainingJob],
-    jobs: list[_TreeJob],
-) -> float:
-    """Place a job and its descendants on rows from `row` on; returns the next free row."""
-    trunk = [first]
-    while trunk[-1].key in onward:
-        trunk.append(onward[trunk[-1].key])
-    if any(job.results for job in trunk[:-1]):
-        row += CHECKPOINT_ROOM
-    for job in trunk:
-        begins = parent_row if job is first and parent_row is not None else row
-        jobs.append(_TreeJob(job, row, begins, job is not trunk[-1]))
-    free = row + 1
-    for job in reversed(trunk):  # the last branch lies nearest
-        for child in children.get(job.key, []):
-            if child is not onward.get(job.key):
-                free = _place_branch(child, free, row, children, onward, jobs)
-    return free
-
-
-def _job_lines(plan: Plan, jobs: list[_TreeJob], standing: dict[str, str]) -> list[Series]:
-    """One series for each role, and one for its decays: lines broken between training jobs."""
-
-    def kind(placed: _TreeJob) -> tuple[str, bool]:
-        path = plan.path(placed.job.key)
-        return role_of_path(before.objective for before in path), placed.job.decaying
-
-    lines = []
-    for (role, decaying), group in sorted(grouped(jobs, kind).items()):
-        rows: list[SeriesRow] = []
-        for placed in group:
-            first, until = placed.job.span
-            hover = _job_hover(placed.job, standing)
-            rows += [(step, placed.row, hover) for step in (first, (first + until) / 2, until)]
-            rows.append(BREAK)
-        look = Style(role, "-soft" if decaying else "", width=1.3 if decaying else 2.6)
-        lines.append(series_of(f"{NAMES[role]}{', decay' if decaying else ''}", look, rows, draws="line"))
-    return lines
-
-
-def _job_hover(job: TrainingJob, standing: dict[str, str]) -> str:
-    first, until = job.span
-    title = f"{job.objective.label} {first:,} → {until:,}{', decaying' if job.decaying else ''}"
-    return "\n".join([title, *job.results, f"{job.key[:8]}, {standing[job.key]}"])
-
-
-def _joints(jobs: list[_TreeJob]) -> Series:
-    """Thin vertical lines from a row to its branches."""
-    rows: list[SeriesRow] = []
-    for placed in jobs:
-        if placed.row != placed.parent_row:
-            step = placed.job.span[0]
-            rows += [(step, placed.parent_row, ""), (step, placed.row, ""), BREAK]
-    return series_of("joints", Style("muted", width=0.6), rows, draws="line", legend=False)
-
-
-def _results(jobs: list[_TreeJob], standing: dict[str, str]) -> list[Series]:
-    """A marker at each result; filled if it is computed."""
-    markers = []
-    for computed in (True, False):
-        rows = [
-            (float(placed.job.span[1]), placed.row, _job_hover(placed.job, standing))
-            for placed in jobs
-            if placed.job.results and (standing[placed.job.key] == "done") is computed
-        ]
-        look = Style("other", hollow=not computed, size=0.65)
-        markers.append(series_of("results", look, rows, draws="points", legend=False))
-    return markers
-
-
-def _result_labels(jobs: list[_TreeJob], last: float) -> list[Series]:
-    """Result names right of the ends of rows; above a row, the steps of its intermediate checkpoints."""
-    ends, checkpoints = [], []
-    labelled: dict[float, float] = {}  # row → the step of its last checkpoint label
-    for placed in jobs:
-        step = float(placed.job.span[1])
-        if placed.job.results and not placed.goes_on:
-            ends.append((step, placed.row, placed.names))
-        elif placed.job.results and step - labelled.get(placed.row, -math.inf) >= CHECKPOINT_APART * last:
-            checkpoints.append((step, placed.row - CHECKPOINT_ABOVE, _checkpoint(placed)))
-            labelled[placed.row] = step
-    return [_labels(ends), _labels(checkpoints, side="above")]
-
-
-def _checkpoint(placed: _TreeJob) -> str:
-    """A kept checkpoint by its step; the end of a run by its name."""
-    step = placed.job.step
-    kept = all(name.endswith(f"-{step}") for name in placed.job.results)
-    return thousands(step) if kept else placed.names
-
-
-def _labels(places: list[SeriesRow], role: str = "text", side: Side = "right") -> Series:
-    x, y, labels = zip(*places, strict=True) if places else ((), (), ())
-    return Series("labels", Style(role), x, y, draws="text", labels=labels, side=side, legend=False)
-
-
-# ---------------------------------------------------------------- costs
-# Time is seconds × devices on the machine that computed each training job: GPU-hours on GPUs, hours on a CPU. Jobs that
-# were imported without their times are not counted, and the caption says so.
-
-
-# The names that Python gives to CPUs; a GPU reports its own name.
-PROCESSOR = re.compile(r"(x86|i\d86|amd64|intel64|arm|aarch64|ppc|power|riscv|s390)", re.IGNORECASE)
-
-
-@dataclass(frozen=True)
-class _Bar:
-    """One bar: seconds × devices, with the decay counted separately."""
-
-    name: str
-    role: str
-    seconds: tuple[float, float]  # without and with learning-rate decay
-    note: str
-
-    @property
-    def whole(self) -> float:
-        return sum(self.seconds)
-
-
-def costs_figure(evidence: Evidence) -> Figure | None:
-    """The time of pretraining by objective and of fine-tuning by task."""
-    costs = evidence.job_costs
-    groups = {
-        "Pretraining": _pretraining_bars(evidence.plan, costs),
-        "Fine-tuning": _finetuning_bars(evidence),
-    }
-    groups = {title: bars for title, bars in groups.items() if bars}
-    if not groups:
-        return None
-    longest = max(bar.whole for bars in groups.values() for bar in bars)
-    units = (("hours", 3600.0), ("minutes", 60.0), ("seconds", 1.0))
-    unit, seconds = next(one for one in units if longest >= one[1] or one[1] == 1)
-    unit = f"GPU-{unit}" if _on_gpu(evidence, costs) else unit
-    panels = tuple(_bar_panel(title, bars, unit, seconds) for title, bars in groups.items())
-    totals = [
-        f"{title.lower()} {_amount(sum(bar.whole for bar in bars) / seconds)}"
-        for title, bars in groups.items()
-    ]
-    return Figure("costs", "Where the time went", _costs_caption(evidence, costs, totals, unit), panels)
-
-
-def _costs_caption(evidence: Evidence, costs: list[JobCost], totals: list[str], unit: str) -> str:
-    sentences = [
-        f"{' and '.join(totals).capitalize()} {unit}; summed over processes; processes that share a device are each counted in full."
-    ]
-    untimed = sum(cost.seconds is None for cost in costs)
-    if untimed:
-        sentences.append(
-            f"{counted(untimed, 'training job')} of {len(costs)} not computed, or without times."
-        )
-    done, of = evidence.count
-    if done < of:
-        sentences.append(f"{of - done:,} of {counted(of, 'fine-tuning')} not computed.")
-    return " ".join(sentences)
-
-
-def _pretraining_bars(plan: Plan, costs: list[JobCost]) -> list[_Bar]:
-    """The time by objective: CLM, MLM at each ratio, MLM after CLM, and continued training."""
-    timed = [cost for cost in costs if cost.seconds is not None]
-    groups = grouped(timed, lambda cost: _trained(plan, cost))
-    bars = []
-    for (role, name), some in sorted(groups.items(), key=lambda one: ([*NAMES].index(one[0][0]), one[0][1])):
-        steps, tokens = sum(cost.steps[1] - cost.steps[0] for cost in some), sum(cost.tokens for cost in some)
-        note = f"{counted(len(some), 'training job')}, {steps:,} steps, {short(tokens)} tokens"
-        spent: dict[bool, float] = {False: 0.0, True: 0.0}
-        for cost in some:
-            spent[cost.decaying] += (cost.seconds or 0.0) * cost.devices
-        bars.append(_Bar(name, role, (spent[False], spent[True]), note))
-    return bars
-
-
-def _trained(plan: Plan, cost: JobCost) -> tuple[str, str]:
-    """The role and the name of what a training job trains."""
-    job = plan.jobs[cost.key]
-    path = [before.objective for before in plan.path(job.key)]
-    others = [objective for objective in path if objective != job.objective]
-    after = f" after {named(others[-1].label)}" if others else ""
-    continued = ", continued" if isinstance(job.run.start, Pretrain) else ""
-    return role_of_path(path), f"{named(job.objective.label)}{after}{continued}"
-
-
-def _finetuning_bars(evidence: Evidence) -> list[_Bar]:
-    bars = []
-    for task in evidence.tasks:
-        grids = [grid for (_, name), grid in evidence.grids.items() if name == task]
-        done = sum(grid.done for grid in grids)
-        if done:
-            seconds = float(sum(np.nansum(grid.seconds) for grid in grids))
-            note = f"{done:,} of {counted(sum(grid.of for grid in grids), 'score')}"
-            bars.append(_Bar(task, "finetune", (seconds, 0.0), note))
-    return bars
-
-
-def _bar_panel(title: str, bars: list[_Bar], unit: str, seconds: float) -> Panel:
-    series = []
-    for part, ending in enumerate(("", ", decay")):
-        for role, some in grouped(enumerate(bars), lambda one: one[1].role).items():
-            rows = [
-                (amount, float(row), f"{bar.name}{ending}\n{_amount(amount)} {unit}\n{bar.note}")
-                for row, bar in some
-                if (amount := bar.seconds[part] / seconds) > 0
-            ]
-            name, look = f"{NAMES.get(role, role)}{ending}", Style(role, "-soft" if part else "")
-            series.append(series_of(name, look, rows, draws="bars", legend=role in NAMES))
-    wholes = [bar.whole / seconds for bar in bars]
-    amounts = _labels([(whole, float(row), _amount(whole)) for row, whole in enumerate(wholes)])
-    rows, names = tuple(range(len(bars))), tuple(bar.name for bar in bars)
-    y = Axis("", ticks=rows, labels=names, range=(len(bars) - 0.5, -0.5), grid=False)
-    x = Axis(unit, range=(0, max(wholes)))
-    known = [one for one in series if one.x]
-    return Panel(title, x, y, (*known, amounts), rows=max(4, len(bars)), label_room=8)
-
-
-def _amount(number: float) -> str:
-    return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
-
-
-def _on_gpu(evidence: Evidence, costs: list[JobCost]) -> bool:
-    """Whether every known device is a GPU, judged by its name."""
-    machines = [machine for grid in evidence.grids.values() for machine in grid.machines]
-    devices = {cost.device for cost in costs} | {str(machine.get("device", "")) for machine in machines}
-    return not any(PROCESSOR.match(device) for device in devices) and bool(devices - {""})

@@ -28,7 +28,6 @@ class Medium:
     width: float
     narrow: float  # below this width, panels stand below each other
     panel: tuple[float, float]  # height of a panel
-    row: float  # height of a list row
     text: float  # font size; tick labels are one pixel smaller
     stroke: float  # width of a line of relative width 1
     marker: float  # diameter of a marker of relative size 1
@@ -44,8 +43,8 @@ class Medium:
 SYSTEM_FONT = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Helvetica Neue', Arial, sans-serif"
 # The first comes with vl-convert; all three have the same widths.
 PRINT_FONT = "Liberation Sans, Arial, Helvetica, sans-serif"
-SCREEN = Medium(True, SYSTEM_FONT, 1000, 720, (250, 205), 19, 12, 1.8, 8, 52, 24)
-PRINT = Medium(False, PRINT_FONT, 662, 0, (127, 127), 12.5, 32 / 3, 1.5, 5.5, 36, 15)  # 6.9 inches, 8 point
+SCREEN = Medium(True, SYSTEM_FONT, 1000, 720, (250, 205), 12, 1.8, 8, 52, 24)
+PRINT = Medium(False, PRINT_FONT, 662, 0, (127, 127), 32 / 3, 1.5, 5.5, 36, 15)  # 6.9 inches, 8 point
 PHONE = 366  # the width for which a narrow drawing is laid out
 
 SHAPES: dict[Marker, str] = {
@@ -66,11 +65,10 @@ def specification(figure: Figure, medium: Medium = SCREEN, view: int = 0) -> Jso
     entries = {series.name: number for number, series in enumerate(figure.entries)}
     data: list[Json] = [{"name": "hidden", "on": [{"trigger": "clicked", "toggle": "clicked"}]}]
     for number, panel in enumerate(figure.panels):
-        starts: dict[float, float] = {}  # of the next bar of a row
         names = [f"series-{number}-{place}" for place in range(len(panel.series))]
         for name, series in zip(names, panel.series, strict=True):
             shown = {"type": "filter", "expr": f"!({_hidden(entries.get(series.name, -1))})"}
-            data.append({"name": name, "values": _rows(panel, series, starts), "transform": [shown]})
+            data.append({"name": name, "values": _rows(series), "transform": [shown]})
         data.append({"name": f"panel-{number}", "source": names})
         near = {"type": "filter", "expr": "datum.hover && isValid(datum.y)"}
         data.append({"name": f"hover-{number}", "source": f"panel-{number}", "transform": [near]})
@@ -143,13 +141,12 @@ class _Layout:
         untitled = not any(panel.x.title for panel in panels)
         top = medium.text * (2.6 if any(panel.title for panel in panels) else 1)
         bottom = medium.bottom + (lines - untitled) * medium.text
-        heights = [panel.rows * medium.row or medium.panel[narrow] for panel in panels]
+        height = medium.panel[narrow]
         self.rooms = [_room(panel.y, medium) for panel in panels]  # left of each panel
         self.left = min(self.rooms[0], 40)  # of the legend
-        self.heights = heights if narrow else [max(heights)] * len(panels)
-        above = [sum(heights[:number]) + number * (top + bottom) for number in range(len(panels))]
-        self.tops = [top + (before if narrow else 0) for before in above]
-        self.legend_top = self.tops[-1] + self.heights[-1] + bottom
+        self.panel = height
+        self.tops = [top + narrow * number * (top + height + bottom) for number in range(len(panels))]
+        self.legend_top = self.tops[-1] + height + bottom
         self.entries: list[tuple[float, int]] = []  # x and line of each legend entry
         x, line = 0.0, 0
         for series in figure.entries:
@@ -163,8 +160,6 @@ class _Layout:
 
 def _room(axis: Axis, medium: Medium) -> float:
     """The room left of a panel, for the labels and the title of y."""
-    if not axis.shown:
-        return medium.text
     letters = max((len(label) for label in axis.labels), default=4)
     return 12 + medium.letter * letters + (medium.text + 3 if axis.title else 0)
 
@@ -214,27 +209,18 @@ def _hidden(entry: int) -> str:
 # ---------------------------------------------------------------- data
 
 
-def _rows(panel: Panel, series: Series, starts: dict[float, float]) -> list[Json]:
-    """A row for each point: x in every view, y, and what the series has of intervals, hover texts and labels."""
+def _rows(series: Series) -> list[Json]:
+    """A row for each point: x in every view, y, and what the series has of intervals and hover texts."""
     views = series.views or (series.x,)
-    crowded = _crowded(panel, series) if series.side == "above" else set()
     rows: list[Json] = []
     for place, y in enumerate(series.y):
         row: Json = {"x": [_number(view[place]) for view in views], "y": _number(y)}
-        if series.draws == "bars":  # it begins where the previous one of its row ends
-            row["start"] = _number(starts.get(y, 0.0))
-            starts[y] = starts.get(y, 0.0) + series.x[place]
-            row["x"] = [_number(starts[y])]
         if series.low:
             row |= {"low": _number(series.low[place]), "high": _number(series.high[place])}
         if series.hover:
             row["hover"] = series.hover[place]
-        elif series.draws != "text":
+        else:
             row["hover"] = f"{series.name}\n{series.x[place]:,g} · {y:.4g}"
-        if series.labels:
-            row["label"] = series.labels[place]
-        if place in crowded:
-            row["crowded"] = True
         rows.append(row)
     return rows
 
@@ -245,22 +231,6 @@ def _number(value: float) -> float | int | None:
         return None
     exact = float(value).is_integer() and abs(value) < 2**53
     return int(value) if exact else float(f"{value:.6g}")
-
-
-def _crowded(panel: Panel, series: Series) -> set[int]:
-    """The labels above points that a phone leaves out, because they would touch the previous one of their row."""
-    letter = SCREEN.letter
-    low, high = panel.x.range or (0.0, 1.0)
-    unit = (PHONE - panel.label_room * letter) / (high - low)
-    ends: dict[float, float] = {}  # row → where its last label ends
-    crowded = set()
-    for place, (x, y, text) in enumerate(zip(series.x, series.y, series.labels, strict=True)):
-        half = len(text) * letter / 2
-        if x * unit - half < ends.get(y, -math.inf) + letter:
-            crowded.add(place)
-        else:
-            ends[y] = x * unit + half
-    return crowded
 
 
 # ---------------------------------------------------------------- panels
@@ -293,7 +263,7 @@ def _panel(number: int, layout: _Layouts) -> Json:
     panel, rooms = figure.panels[number], layout.wide.rooms
     axes = [view.axis for view in figure.views] or [panel.x]
     left = _either(f"{sum(rooms[: number + 1])} + {number} * panelWidth", max(rooms))
-    height = layout.either(lambda one: one.heights[number])
+    height = layout.either(lambda one: one.panel)
     place = {
         "x": left,
         "y": layout.either(lambda one: one.tops[number]),
@@ -305,7 +275,7 @@ def _panel(number: int, layout: _Layouts) -> Json:
     for index, series in enumerate(panel.series):
         source = {"data": f"series-{number}-{index}"}
         marks += [mark | {"from": source} for mark in _series(series, medium)]
-    scales = [("x", panel.x, "width", _x_domain(panel, number, medium))]
+    scales = [("x", panel.x, "width", _x_domain(panel, number))]
     scales += [("y", panel.y, "height", _y_domain(panel, number))]
     return {
         "type": "group",
@@ -335,19 +305,16 @@ def _panel(number: int, layout: _Layouts) -> Json:
     }
 
 
-def _x_domain(panel: Panel, number: int, medium: Medium) -> Json:
+def _x_domain(panel: Panel, number: int) -> Json:
     if panel.x.range is None:
         return {"domain": {"data": f"panel-{number}", "field": _signal("'x[' + view + ']'")}, "padding": 14}
-    low, high = panel.x.range
-    share = f"min(0.7, {panel.label_room * medium.letter} / width)"  # of the width, for labels beyond the last point
-    return {"domain": [low, _signal(f"{low} + {high - low} / (1 - {share})")]}
+    return {"domain": list(panel.x.range)}
 
 
 def _y_domain(panel: Panel, number: int) -> Json:
     if panel.y.range is None:
         return {"domain": {"data": f"panel-{number}", "fields": ["y", "low", "high"]}, "padding": 10}
-    low, high = panel.y.range
-    return {"domain": [min(low, high), max(low, high)], "reverse": low > high}
+    return {"domain": list(panel.y.range)}
 
 
 def _ticks(axis: Axis) -> list[float | int | None]:
@@ -370,9 +337,7 @@ def _axis(axis: Axis, name: str, medium: Medium, ticks: str, labels: str) -> Jso
         "orient": "bottom" if name == "x" else "left",
         "scale": name,
         "title": axis.title,
-        "grid": axis.grid and axis.shown,
-        "domain": axis.shown,
-        "labels": axis.shown,
+        "grid": axis.grid,
         "ticks": False,
         "domainColor": _colour("grid"),
         "gridColor": _colour("grid"),
@@ -384,6 +349,8 @@ def _axis(axis: Axis, name: str, medium: Medium, ticks: str, labels: str) -> Jso
         "titleFontSize": medium.text,
         "titleFontWeight": "normal",
         "labelPadding": 5,
+        "labelOverlap": "greedy",
+        "labelSeparation": medium.text / 2,
     } | (given if axis.ticks else {"tickCount": 5})
 
 
@@ -415,10 +382,6 @@ def _series(series: Series, medium: Medium) -> list[Json]:
     low, high = ({"scale": "y", "field": end} for end in ("low", "high"))
     known = "isValid(datum.low) && isValid(datum.high)"
     marks = []
-    if series.draws == "bars":
-        start = {"scale": "x", "field": "start"}
-        top, bottom = ({"scale": "y", "signal": f"datum.y {end}"} for end in ("- 0.31", "+ 0.31"))
-        marks.append(_mark("rect", x=start, x2=X, y=top, y2=bottom, fill=colour))
     if series.low and series.band:
         area = {"defined": _signal(known), "fill": colour, "fillOpacity": 0.16}
         marks.append(_mark("area", x=X, y=low, y2=high, **area))
@@ -430,13 +393,6 @@ def _series(series: Series, medium: Medium) -> list[Json]:
         marks.append(_mark("line", x=X, y=Y, defined=defined, **_line(series, medium)))
     if series.draws in ("points", "both"):
         marks.append(_mark("symbol", x=X, y=Y, **_marker(series, medium)))
-    if series.labels:
-        beside = {"align": "left", "baseline": "middle", "dx": medium.text / 2}
-        if series.side == "above":
-            beside = {"align": "center", "baseline": "bottom", "dy": -4}
-        shown, size = _signal("narrow && datum.crowded ? 0 : 1"), medium.text - 1
-        text = {"text": {"field": "label"}, "fontSize": size, "fill": _colour("text"), "opacity": shown}
-        marks.append(_mark("text", x=X, y=Y, **text, **beside))
     return marks
 
 
@@ -499,9 +455,6 @@ def _legend(layout: _Layouts) -> list[Json]:
         y = _signal(f"{top} + {medium.legend} * ({line} + 0.5)")
         faint = _signal(f"{_hidden(number)} ? 0.35 : 1")
         at = {"y": y, "opacity": faint}
-        if series.draws == "bars":
-            bar = {"yc": y, "height": 0.7 * medium.text, "width": sample, "opacity": faint}
-            marks.append(_mark("rect", x=_signal(x), fill=_colour(series.look.colour), **bar))
         if series.draws in ("line", "both"):
             end = _signal(f"{x} + {sample}")
             marks.append(_mark("rule", x=_signal(x), x2=end, **at, **_line(series, medium)))

@@ -71,7 +71,6 @@ function remember() {
     sorted: all("table[data-what]").map(table => [table.id, all("thead th", table).findIndex(head => (head.ariaSort ?? "none") !== "none"),
       one('th[aria-sort="descending"]', table) !== null]),
     unfolded: all('[data-unfold][aria-pressed="true"]').map(button => button.id),
-    trials: one("#filter-trials")?.value ?? null,
     focus: document.activeElement?.id,
     views: all('[data-view][aria-pressed="true"]').map(button => [button.closest(".figure").id, button.dataset.view]),
   };
@@ -86,11 +85,6 @@ function restore(held) {
   for (const [id, value] of held.typed) {
     const input = document.getElementById(id);
     if (input && value) { input.value = value; filterTable(input); }
-  }
-  if (held.trials !== null && one("#show-trials")) {
-    trials.open();
-    trials.filter.value = held.trials;
-    trials.draw();
   }
   for (const [figure, view] of held.views) {
     all(`[id="${figure}"] [data-view]`).forEach(button => { button.ariaPressed = String(button.dataset.view === view); });

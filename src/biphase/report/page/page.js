@@ -1,4 +1,4 @@
-// Tables that sort, filter and come out as CSV; claims by verdict; runs that open. All of it works on what `main` holds
+// Tables that sort and filter; claims by verdict; runs that open. All of it works on what `main` holds
 // now, so that a watched page can exchange it and call `start` again.
 "use strict";
 
@@ -10,45 +10,6 @@ const make = (tag, fields = {}, ...children) => {
   return made;
 };
 const count = number => number.toLocaleString("en-US");
-
-// ---------------------------------------------------------------- data
-
-const data = {
-  read(id) { return JSON.parse(one(`#data-${id}`).textContent); },
-  tables: null,
-  table(name) {
-    this.tables ||= this.read("tables");
-    const {columns, cells, rows} = this.tables[name];
-    const cell = (place, row) => cells[place].all ? cells[place].all[row] : cells[place].of[cells[place].at[row]];
-    return {columns, rows: Array.from({length: rows}, (_, row) => columns.map((_, place) => cell(place, row)))};
-  },
-};
-
-// What a spreadsheet would compute becomes text, as in the files beside the page.
-const asText = text => /^[=+\-@\t\r](?![\d.]+(e[+-]?\d+)?$)/.test(text) ? `'${text}` : text;
-const quoted = text => /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
-const csv = rows => rows.map(row => row.map(cell => quoted(asText(cell))).join(",") + "\n").join("");
-
-function download(name, text) {
-  const address = URL.createObjectURL(new Blob([text], {type: "text/csv"}));
-  const link = make("a", {href: address, download: name});
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(address), 1000);
-}
-
-// The rows about what is shown: a filter of the table also holds for its file.
-function downloadTable(button) {
-  const {columns, rows} = data.table(button.dataset.csv);
-  const table = button.dataset.of && document.getElementById(button.dataset.of);
-  let wanted = () => true;
-  if (table) {
-    const shown = new Set(units(table).filter(unit => !unit.classList.contains("hidden")).map(unit => unit.dataset.id));
-    wanted = row => shown.has(row[0]);
-  }
-  download(`${button.dataset.csv}.csv`, csv([columns, ...rows.filter(wanted)]));
-}
 
 // ---------------------------------------------------------------- sorting and filtering
 
@@ -105,73 +66,6 @@ function filterTable(input) {
   one(`[data-count="${table.id}"]`).textContent = shown === of ? `${count(of)} ${what}` : `${count(shown)} of ${count(of)} ${what}`;
 }
 
-// ---------------------------------------------------------------- all fine-tunings
-
-const trials = {
-  step: 200,
-  words: new Set([2, 3, 8, 10, 11]), // columns that hold no numbers
-
-  open() {
-    const {columns, rows} = data.table("trials");
-    const place = one("[data-trials]");
-    this.rows = this.shown = rows;
-    this.filter = make("input", {type: "search", placeholder: "Filter fine-tunings, e.g. sst2 5e-5", id: "filter-trials"});
-    this.filter.setAttribute("aria-label", "Filter fine-tunings");
-    this.told = make("span", {className: "count"});
-    this.told.setAttribute("aria-live", "polite");
-    const file = make("button", {type: "button", className: "plain", textContent: "CSV"});
-    file.addEventListener("click", () => download("trials.csv", csv([columns, ...this.shown])));
-    const heads = columns.map((name, place) => {
-      const button = make("button", {type: "button", textContent: name.replaceAll("_", " ")});
-      const head = make("th", {scope: "col", className: this.words.has(place) ? "left" : ""}, button);
-      head.ariaSort = "none";
-      return head;
-    });
-    heads.forEach((head, column) => head.firstChild.addEventListener("click", () => this.sort(heads, column)));
-    this.body = make("tbody");
-    this.more = make("button", {type: "button", className: "plain", textContent: "Show more"});
-    this.more.addEventListener("click", () => this.grow());
-    this.filter.addEventListener("input", () => this.draw());
-    const table = make("table", {id: "t-trials"}, make("thead", {}, make("tr", {}, ...heads)), this.body);
-    place.replaceChildren(
-      make("div", {className: "tools"}, this.filter, this.told, file),
-      make("div", {className: "box tall"}, table),
-      make("div", {className: "tools"}, this.more),
-    );
-    this.draw();
-  },
-
-  sort(heads, column) {
-    const down = heads[column].ariaSort === "none" ? column > 5 : heads[column].ariaSort === "ascending";
-    heads.forEach((head, place) => { head.ariaSort = place === column ? (down ? "descending" : "ascending") : "none"; });
-    this.rows = [...this.rows].sort((a, b) => compare(a[column], b[column], down));
-    this.draw();
-  },
-
-  draw() {
-    const asked = words(this.filter.value);
-    this.shown = asked.length ? this.rows.filter(row => {
-      const text = row.join(" ").toLowerCase();
-      return asked.every(word => text.includes(word));
-    }) : this.rows;
-    this.told.textContent = `${count(this.shown.length)} of ${count(this.rows.length)} fine-tunings`;
-    this.body.replaceChildren();
-    this.grow();
-  },
-
-  cell(text, place) {
-    if (place === 0) return make("th", {scope: "row", textContent: text});
-    if (place === 10) return make("td", {className: "left key", textContent: text.slice(0, 12), title: text});
-    return make("td", {className: this.words.has(place) ? "left" : "", textContent: text || (place === 6 || place === 7 ? "—" : "")});
-  },
-
-  grow() {
-    const from = this.body.rows.length, until = from + this.step;
-    this.body.append(...this.shown.slice(from, until).map(row => make("tr", {}, ...row.map((text, place) => this.cell(text, place)))));
-    this.more.classList.toggle("hidden", until >= this.shown.length);
-  },
-};
-
 // ---------------------------------------------------------------- claims and runs
 
 function showClaims(verdict) {
@@ -218,7 +112,6 @@ function fillBar() {
 }
 
 function start() {
-  data.tables = null;
   fillBar();
   openTarget();
 }
@@ -228,14 +121,12 @@ document.addEventListener("click", event => {
   if (!button) return;
   if (button.matches(".theme")) switchTheme();
   else if (button.matches("thead th[aria-sort] > button") && button.closest("table[data-what]")) sortClicked(button);
-  else if (button.matches("[data-csv]")) downloadTable(button);
   else if (button.matches("[data-unfold]")) {
     button.ariaPressed = String(button.ariaPressed !== "true");
     fold(document.getElementById(button.dataset.unfold));
   }
   else if (button.matches(".chip")) showClaims(button.dataset.verdict);
   else if (button.matches(".run .open")) openRun(button);
-  else if (button.matches("#show-trials")) trials.open();
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);

@@ -26,7 +26,7 @@ from biphase.report.pretraining import JobCost
 from biphase.report.provenance import RunSummary
 from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.statistics.intervals import Estimate
-from biphase.report.tables import Board, Cell, Table, widest_interval
+from biphase.report.tables import Board, Cell, widest_interval
 from biphase.report.verdicts import ClaimPart, Finding
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.text import (
@@ -45,7 +45,6 @@ from biphase.text import (
     signed,
 )
 
-DISTINCT = 4096  # a column with at most this many distinct values is stored as indices into a list of them
 # The verdict that a report shows → its class in the style sheet, its symbol in Markdown.
 VERDICTS = {
     "reproduced": ("reproduced", "✓"),
@@ -88,7 +87,6 @@ def render(content: Content, *, live: bool = False) -> Page:
         first=[figure for figure in content.figures if training and figure.id == "losses"],
         marked=any(entry.name == PAPER for figure in content.figures for entry in figure.entries),
         noise=_noise(content),
-        tables_json=Markup(_json({table.name: packed(table) for table in content.tables})),
     )
     figures = _json({figure.id: specification(figure) for figure in content.figures})
     scripts = [f"const PALETTES = {_json(PALETTES)};", _asset("page.js"), _asset("figures.js")]
@@ -164,20 +162,6 @@ def _environment() -> Any:
 @cache
 def _asset(name: str) -> str:
     return files("biphase.report.page").joinpath(name).read_text(encoding="utf-8")
-
-
-def packed(table: Table) -> dict[str, Any]:
-    """A table for the page, by columns; repeated texts are stored once to keep the file small."""
-    columns = []
-    for number in range(len(table.columns)):
-        cells = [row[number] for row in table.rows]
-        distinct = list(dict.fromkeys(cells))
-        if len(distinct) <= min(DISTINCT, len(cells) // 2):
-            index = {text: place for place, text in enumerate(distinct)}
-            columns.append({"of": distinct, "at": [index[text] for text in cells]})
-        else:
-            columns.append({"all": cells})
-    return {"columns": list(table.columns), "cells": columns, "rows": len(table.rows)}
 
 
 def inside_script(code: str) -> str:

@@ -6,15 +6,18 @@ import shutil
 import pytest
 from synthetic_states import put
 
-from biphase import CLM, MLM, Corpus, Hub, Pretrain, Pretrained, Stage, Study
+from biphase import CLM, MLM, WSD, Corpus, Hub, Linear, Pretrain, Pretrained, Stage, Study
 from biphase.errors import StoreError
 from biphase.report.pretraining import (
+    LATELY,
     POINTS,
     SAMPLE,
     Epochs,
+    LossGap,
     checkpoint_of,
     cost,
     curve,
+    gaps,
     job_costs,
     switches,
 )
@@ -360,3 +363,63 @@ def test_epochs_come_from_states_that_are_whole_and_are_else_not_known(clm, inve
         place = store.checkpoints / job.key / "checkpoint.json"
         place.write_text(place.read_text() + " ")
     assert Epochs(plan, store).at("clm") is None
+
+
+# ---------------------------------------------------------------- gaps
+
+
+def measured_lines(steps, at, objective="clm", **heldout):
+    """A loss that is its step, at every step; held-out losses after those of `at`."""
+    lines = []
+    for step in steps:
+        lines.append({"step": step, "loss": float(step), "objective": objective})
+        lines += [{"step": step, "heldout": heldout}] if step in at else []
+    return lines
+
+
+@pytest.fixture
+def gaps_of(invent, tmp_path):
+    """The gaps of a run whose checkpoint has these lines."""
+
+    def found(one, lines):
+        plan, store = invent(Study("s", (one,)), tmp_path / one.name, lines=10)
+        relog(store, plan.results[one.name], lines)
+        return gaps(plan, store, one.name)
+
+    return found
+
+
+def test_the_training_loss_is_the_mean_of_the_last_steps(run, gaps_of):
+    one = run("clm", Stage(CLM(), 2_000), schedule=WSD(1e-3, warmup=2, decay=100))
+    measured = (5, 100, 1_000, 1_900, 2_000)
+    begin = [{"step": 0, "heldout": {"clm": 9.0}}]  # before any step there is nothing to compare
+    found = gaps_of(one, [*begin, *measured_lines(range(1, 2_001), measured, clm=3.0, mlm40=4.0)])
+    assert [one.step for one in found] == list(measured)
+    # The last step; a tenth of 100 steps; 50 at most; and of the decay a tenth again.
+    means = [5.0, 95.5, 1_000 - (LATELY - 1) / 2, 1_900 - (LATELY - 1) / 2, 1_995.5]
+    assert [one.training for one in found] == means
+    assert found[0] == LossGap(5, "clm", 0, 5.0, 3.0)
+    assert found[0].nats == 2.0
+
+
+def test_each_stage_is_held_against_its_own_objective(run, gaps_of):
+    first = measured_lines(range(1, 21), (20,), clm=1.0, mlm40=2.0)
+    second = measured_lines(range(21, 41), (21, 40), objective="mlm 30%", clm=1.0, mlm40=2.0, mlm30=3.0)
+    found = gaps_of(run("both", Stage(CLM(), 20), Stage(MLM(0.3), 20)), first + second)
+    assert [(one.step, one.objective, one.begins, one.heldout) for one in found] == [
+        (20, "clm", 0, 1.0), (21, "mlm 30%", 20, 3.0), (40, "mlm 30%", 20, 3.0),
+    ]  # fmt: skip
+    assert found[1].training == 21.0  # none of the other stage
+
+
+def test_another_rule_of_masking_is_found_by_its_label_and_a_moving_ratio_is_not(run, gaps_of):
+    rule, moves = MLM(0.4, (0.8, 0.1, 0.1)), MLM(Linear(0.4, 0.2, steps=20))
+    lines = measured_lines(range(1, 21), (20,), **{"mlm40": 1.0, "mlm20": 3.0, "mlm 40% 80/10/10": 2.0})
+    assert [one.heldout for one in gaps_of(run("rule", Stage(rule, 20)), lines)] == [2.0]
+    assert gaps_of(run("moves", Stage(moves, 20)), lines) == []
+
+
+def test_losses_that_were_not_finite_or_not_logged_are_passed_over(run, gaps_of):
+    late = [{"step": 10, "loss": None, "objective": "clm"}, {"step": 10, "heldout": {"clm": 1.0}}]
+    found = gaps_of(run("clm", Stage(CLM(), 20)), [*measured_lines([4], (), clm=1.0), *late])
+    assert [one.training for one in found] == [4.0]  # the nearest that is known

@@ -32,7 +32,7 @@ from biphase.text import counted, duration, effect
 PAGE = "report.html"
 # Ids of all figures. Files with these names in the figures folder belong to the report and may be removed.
 KNOWN = (
-    "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses",
+    "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses", "repetition",
 )  # fmt: skip
 
 

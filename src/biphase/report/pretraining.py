@@ -1,7 +1,7 @@
 """The cost of pretraining and its loss curves, from the files of the store. No torch.
 
 `job_costs` gives tokens, FLOPs, seconds and joules of every training job; `curve` the losses on the path to a result;
-`Epochs` how often a result has read its corpus.
+`Epochs` how often a result has read its corpus; `gaps` the difference between training and held-out loss.
 
 FLOPs are the model's own, as `study.costs` counts them: the head counts only where it runs. Seconds were measured on
 the machine that computed the job, so curves over seconds compare objectives only where the machines were alike.
@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 from biphase.errors import StoreError, one_line
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
 from biphase.presets import corpus_of
+from biphase.report.recipes import RecipePhase, recipe_of
 from biphase.specs import Corpus, Hub, Pretrain
 from biphase.store import Store, read_file, read_verified
 from biphase.study import ledger
@@ -240,6 +241,9 @@ def _thinned(texts: list[str]) -> list[CurvePoint]:
 # Masks are new in each epoch and causal targets are not, so a repeated corpus gives MLM more to learn than CLM.
 
 
+LATELY = 50  # training steps before a held-out measurement that are averaged for comparison
+OF_ITS_STAGE = 0.1  # at most this share of the phase: early in a phase, and in a decay, losses fall too fast
+
 # The key of a row count: corpus, published model whose tokenizer is used (or None), tokens in a row.
 Read = tuple[Corpus, Hub | None, int]
 
@@ -294,3 +298,74 @@ def _rows(store: Store, job: TrainingJob) -> int:
         checkpoint = checkpoint_of(store, job.key)
     epochs, rows_read = checkpoint.get("epochs"), checkpoint.get("progress", {}).get("next_sample")
     return round(rows_read / epochs) if epochs and rows_read else 0
+
+
+@dataclass(frozen=True)
+class LossGap:
+    """Training and held-out loss of the objective in training, at one step counted from the root."""
+
+    step: int
+    objective: str  # "mlm 40%"
+    begins: int  # the step at which that objective began
+    training: float
+    heldout: float
+
+    @property
+    def nats(self) -> float:
+        """Training minus held-out loss in nats. Negative: the training data is easier."""
+        return self.training - self.heldout
+
+
+def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[LossGap]:
+    """The gap at every held-out measurement on the path to a result.
+
+    There is none for a scheduled masking ratio, because the held-out loss is measured at fixed ratios.
+    """
+    try:
+        return _gaps(plan, result, texts(plan, store, result, live=live))
+    except StoreError:  # one invalid line makes the whole file untrustworthy
+        return []
+
+
+def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
+    phases, turns = recipe_of(plan, result).spans, _turns(plan, result)
+    loss_gaps = []
+    for number, text in enumerate(lines):
+        if '"heldout"' not in text:
+            continue
+        measured = parse_line(text)
+        step = measured["step"]
+        phase = next((phase for phase in phases if phase.first < step <= phase.until), None)
+        heldout = _of(measured.get("heldout", {}), phase) if phase else None
+        if phase and heldout is not None:
+            since = max(turn for turn in turns if turn < step)
+            training = _lately(lines, number, step, since)
+            if training is not None:
+                loss_gaps.append(LossGap(step, phase.label, phase.first, training, heldout))
+    return loss_gaps
+
+
+def _turns(plan: Plan, result: str) -> set[int]:
+    """The steps from the root at which the loss curve changes: a run, an objective or a decay begins."""
+    path = plan.path(plan.results[result])
+    return {job.span[0] for job in path if job.first == 0} | {step for step, _ in switches(plan, result)}
+
+
+def _of(measured: dict[str, float], phase: RecipePhase) -> float | None:
+    """The held-out loss of an objective, recorded under its label or the short form (mlm40 for mlm 40%)."""
+    return measured.get(phase.label, measured.get(phase.label.replace(" ", "").replace("%", "")))
+
+
+def _lately(lines: list[str], number: int, step: int, since: int) -> float | None:
+    """The mean training loss over the steps before a measurement. Parses only those lines."""
+    steps = max(1, min(LATELY, int(OF_ITS_STAGE * (step - since))))
+    losses = []
+    for before in range(number - 1, -1, -1):
+        if '"heldout"' in lines[before]:
+            continue
+        line = parse_line(lines[before])
+        if line["step"] <= since or (losses and line["step"] <= step - steps):
+            break
+        if line.get("loss") is not None:
+            losses.append(line["loss"])
+    return sum(losses) / len(losses) if losses else None

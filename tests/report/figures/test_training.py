@@ -1,6 +1,7 @@
-"""Losses from checkpoints on disk, whether or not anything was fine-tuned, and where a corpus was read once."""
+"""Losses and repetition: from checkpoints on disk, whether or not anything was fine-tuned."""
 
 import json
+import shutil
 
 import pytest
 
@@ -8,6 +9,7 @@ from biphase import CLM, MLM, Stage, Study
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
 from biphase.report.figures import scores, training
+from biphase.report.pretraining import gaps
 from biphase.store import Store, publish, write_json
 
 
@@ -85,17 +87,76 @@ def test_a_run_on_its_way_is_drawn_as_far_as_it_came_and_named(run, planned, tmp
     assert not figure.panels[0].verticals  # the decay lies ahead
 
 
+# ---------------------------------------------------------------- repetition
+
+
 ROWS = 200  # of the corpus; a step reads two
 
 
-def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(run, grid, invent, tmp_path):
-    def figure_of(rows):
-        clm = run("clm", Stage(CLM(), 400), keep=(100, 300), heldout_every=20)
-        evidence = gather(*invent(Study("s", (clm,), grid("sst2")), tmp_path / f"store-{rows}", rows=rows))
-        return scores.efficiency_figure(evidence, estimate(evidence))
+@pytest.fixture
+def several(run, grid, invent, tmp_path):
+    """CLM, MLM, one after the other, and MLM on top of CLM: four epochs, and two more."""
+    clm = run("clm", Stage(CLM(), 400), keep=(100, 300), heldout_every=20)
+    made = Study(
+        "s",
+        (
+            clm,
+            run("mlm", Stage(MLM(0.4), 400), keep=(100, 300), heldout_every=20),
+            run("both", Stage(CLM(), 200), Stage(MLM(0.4), 200), heldout_every=20),
+            run("more", Stage(MLM(0.4), 200), start=clm, heldout_every=20),
+        ),
+        grid("sst2"),
+    )
+    return lambda rows: gather(*invent(made, tmp_path / f"store-{rows}", rows=rows))
 
-    figure = figure_of(ROWS)
+
+def test_each_objective_has_a_panel_and_what_is_shared_is_drawn_once(several):
+    figure = training.repetition_figure(several(ROWS))
+    causal, masked = figure.panels
+    assert (causal.title, masked.title) == ("CLM", "MLM 40%")
+    ends = [[(one.name, one.x[0], one.x[-1]) for one in panel.series] for panel in figure.panels]
+    assert ends == [
+        [("CLM", 0.2, 4.0)],
+        [
+            ("MLM 40%", 0.2, 4.0),
+            ("CLM → MLM 40%", pytest.approx(2.2), 4.0),
+            ("CLM → MLM 40%, continued", pytest.approx(4.2), 6.0),
+        ],
+    ]
+    assert [one.x for panel in figure.panels for one in panel.verticals] == [1, 1]
+    assert causal.y.range == masked.y.range  # so that they compare
+    assert causal.y.range[0] < 0 < causal.y.range[1]
+
+
+def test_a_point_is_training_minus_heldout_loss(several):
+    evidence = several(ROWS)
+    (line,) = training.repetition_figure(evidence).panels[0].series
+    known = gaps(evidence.plan, evidence.store, "clm")
+    assert list(line.y) == [one.training - one.heldout for one in known]
+    assert line.hover[0].startswith("clm\nepoch 0.20, step 20\ntraining ")
+    # The synthetic ledger learns by heart: causal text four times as fast as masked text.
+    causal, masked = (panel.series[0].y for panel in training.repetition_figure(evidence).panels)
+    assert causal[-2] < -0.18 < masked[-2] < -0.02
+
+
+def test_it_is_drawn_only_where_a_corpus_was_read_again(several):
+    assert training.repetition_figure(several(0)) is None  # not known
+    assert training.repetition_figure(several(1_300)) is None  # 0.92 epochs
+    assert training.repetition_figure(several(1_145)) is None  # 1.05: a few rows twice
+    assert training.repetition_figure(several(1_000)) is not None
+
+
+def test_a_study_that_has_not_come_so_far_is_not_drawn(run, invent, tmp_path):
+    one = run("clm", Stage(CLM(), 400), keep=(80,), heldout_every=20)
+    plan, store = invent(Study("s", (one,)), tmp_path / "store", rows=ROWS)
+    for key in plan.jobs:
+        if key != plan.results["clm-80"]:
+            shutil.rmtree(store.checkpoints / key)
+    assert training.repetition_figure(gather(plan, store)) is None
+
+
+def test_one_epoch_is_marked_among_checkpoints_over_tokens_alone(several):
+    evidence = several(ROWS)
+    figure = scores.efficiency_figure(evidence, estimate(evidence))
     assert [(one.x, one.label) for one in figure.panels[0].verticals] == [(ROWS * 64, "one epoch")]
     assert "one epoch" in figure.caption
-    assert not figure_of(0).panels[0].verticals  # not known
-    assert not figure_of(765).panels[0].verticals  # 1.05 epochs: a few rows twice

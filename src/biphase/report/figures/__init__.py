@@ -14,5 +14,8 @@ __all__ = ["PALETTES", "Figure", "draw", "figures", "screen_height", "script", "
 def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> list[Figure]:
     """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
     described = [figure(evidence, estimates) for figure in scores.FIGURES] if evidence.count[0] else []
-    described.append(training.losses_figure(evidence, live=live))
+    described += [
+        training.losses_figure(evidence, live=live),
+        training.repetition_figure(evidence, live=live),
+    ]
     return [figure for figure in described if figure is not None]

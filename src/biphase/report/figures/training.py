@@ -1,4 +1,4 @@
-"""The figure of losses: training and held-out losses of every run over steps.
+"""The figures of pretraining: losses and memorization.
 
 Held-out losses use the same rows and masks for all runs, so they are comparable; training losses are comparable only
 within one objective and ratio. A curve changes its style where the run changes its objective: each part has the style
@@ -16,6 +16,7 @@ from biphase.report.evidence import Evidence
 from biphase.report.figures.description import (
     NAMES,
     Axis,
+    Draws,
     Figure,
     Meaning,
     Panel,
@@ -31,8 +32,9 @@ from biphase.report.figures.description import (
     role_of,
     role_of_path,
 )
-from biphase.report.pretraining import Curve, curve
+from biphase.report.pretraining import LATELY, Curve, Epochs, LossGap, curve, gaps
 from biphase.report.recipes import Recipe, named, recipe_at
+from biphase.study.costs import REPEATED
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import listed, short
 
@@ -190,9 +192,9 @@ def _loss_panel(
     )
 
 
-def _settled_range(series: Iterable[Series], since: float) -> tuple[float, float]:
-    """The range of y from this x on, with room around."""
-    settled = [y for line in series for x, y in zip(line.x, line.y, strict=True) if x >= since]
+def _settled_range(series: Iterable[Series], since: float, *values: float) -> tuple[float, float]:
+    """The range of y from this x on, and of these values, with room around."""
+    settled = [*values, *(y for line in series for x, y in zip(line.x, line.y, strict=True) if x >= since)]
     low, high = min(settled, default=0.0), max(settled, default=1.0)
     room = 0.06 * (high - low) or 0.1
     return low - room, high + room
@@ -257,3 +259,84 @@ def _losses_caption(parts: list[CurvePart]) -> str:
     elif incomplete:
         sentences.append(f"Not complete: {listed(incomplete)}.")
     return " ".join(sentences)
+
+
+# ---------------------------------------------------------------- repetition
+# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of
+# the objective in training at that step, so the gaps of two objectives are comparable although their losses are not.
+
+
+SETTLED = 0.1  # epochs before which losses fall too fast to set the scale
+CAPTION = (
+    "Training loss minus held-out loss of the objective that a run trains, over epochs. "
+    "Below 0, the training text is easier for the model than unseen text; a line that falls with every epoch shows "
+    "memorization. The starting value depends on how hard the two texts are. Masks are new in each epoch while causal "
+    "targets are the same, so repetition favours MLM. The training loss is the mean over the last "
+    f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
+    "these are fewer. Dotted vertical line: one epoch. Shared training is drawn once."
+)
+
+GapPoint = tuple[int, float, LossGap]  # a step, the epochs up to it, and the gap there
+
+
+def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
+    """The figure of memorization; None unless some run has read its corpus more than once."""
+    plan, epochs = evidence.plan, Epochs(evidence.plan, evidence.store)
+    if not any((epochs.at(run.name) or 0.0) > REPEATED for run in plan.study.runs if run.stages):
+        return None
+    lines: dict[str, list[Series]] = {}
+    objectives: dict[str, set[str]] = {}
+    parts = curve_parts(evidence, live=live)
+    for part in parts:
+        for line in _gap_lines(evidence, epochs, part, live=live):
+            objective = line[0][2].objective
+            kind = objective.split()[0]
+            lines.setdefault(kind, []).append(_gap_series(part, line))
+            objectives.setdefault(kind, set()).add(objective)
+    every = [series for of_kind in lines.values() for series in of_kind]
+    last = max((x for series in every for x in series.x), default=0.0)
+    if last <= REPEATED:
+        return None  # planned, but not reached yet
+    ticks = from_zero(last)
+    labels = [f"{tick:g}" for tick in ticks]
+    scale = _settled_range(every, SETTLED, 0.0)  # the same in all panels
+    panels = []
+    for kind, series in lines.items():
+        title = named(min(objectives[kind])) if len(objectives[kind]) == 1 else kind.upper()
+        x = Axis("epochs", ticks=ticks, labels=labels, range=(0, 1.02 * last))
+        y = Axis("" if panels else "training − held out, nats", range=scale)
+        panels.append(Panel(title, x, y, tuple(series), (Vertical(1.0),)))
+    caption = " ".join([CAPTION, *_style_notes(parts)])
+    return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
+
+
+def _gap_lines(evidence: Evidence, epochs: Epochs, part: CurvePart, *, live: bool) -> list[list[GapPoint]]:
+    """The gaps of a part, with the last one before it; split where the objective or corpus changes."""
+    every = [
+        (gap.step, at, gap)
+        for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live)
+        if (at := epochs.at(part.curve.result, gap.step)) is not None
+    ]
+    lines: list[list[GapPoint]] = []
+    for point in part.line(every):
+        _, at, gap = point
+        if lines and lines[-1][-1][2].begins == gap.begins and lines[-1][-1][1] < at:
+            lines[-1].append(point)
+        else:
+            lines.append([point])
+    return [line for line in lines if line[-1][0] > part.begins]
+
+
+def _gap_series(part: CurvePart, line: list[GapPoint]) -> Series:
+    rows = [
+        (
+            at,
+            gap.nats,
+            f"{part.curve.result}\nepoch {at:.2f}, step {step:,}\n"
+            f"training {gap.training:.4f} − held out {gap.heldout:.4f} = {gap.nats:+.4f}",
+        )
+        for step, at, gap in line
+    ]
+    draws: Draws = "both" if len(line) == 1 else "line"
+    x, y, hover = zip(*rows, strict=True)
+    return Series(part.name, replace(part.look, size=0.6), x, y, draws=draws, hover=hover)

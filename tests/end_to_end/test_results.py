@@ -32,23 +32,24 @@ def written(tmp_path_factory):
 
 @pytest.mark.parametrize("table", ["scores", "families", "noise", "runs", "trials"])
 def test_the_documented_tables_equal_the_ledger(written, table):
-    assert (written / f"{table}.csv").read_text() == (REPLICA / f"{table}.csv").read_text()
+    """Cell by cell; the last digit of a mean over thousands of examples depends on the machine's order of sums."""
+    made, documented = (
+        list(csv.reader((folder / f"{table}.csv").read_text().splitlines())) for folder in (written, REPLICA)
+    )
+    assert [len(row) for row in made] == [len(row) for row in documented]
+    for row, wanted in zip(made, documented, strict=True):
+        for cell, expected in zip(row, wanted, strict=True):
+            assert cell == expected or abs(float(cell) - float(expected)) < 1.01e-4, (wanted, cell)
 
 
 def test_the_documented_scores_and_figures_equal_the_ledger(written):
-    """The claims of the documented report are judged by the rule that was fixed before its results.
-
-    It has two figures more than today's reports: the tree of training jobs and the costs.
-    """
+    """The claims of the documented report are judged by the rule that was fixed before its results."""
 
     def after_the_claims(folder):
         text = (folder / "report.md").read_text()
         return text[text.index("## Families") : text.index("## Provenance")]
 
-    documented = after_the_claims(REPLICA)
-    assert (
-        after_the_claims(written).rstrip() == documented[: documented.index("### What is trained")].rstrip()
-    )
+    assert after_the_claims(written) == after_the_claims(REPLICA)
 
 
 def test_the_verdicts_of_today_are_as_documented(written):

@@ -298,7 +298,7 @@ def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | Non
     if last <= REPEATED:
         return None  # planned, but not reached yet
     ticks = from_zero(last)
-    labels = [f"{tick:g}" for tick in ticks]
+    labels = tuple(f"{tick:g}" for tick in ticks)
     scale = _settled_range(every, SETTLED, 0.0)  # the same in all panels
     panels = []
     for kind, series in lines.items():

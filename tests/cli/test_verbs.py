@@ -255,7 +255,15 @@ def test_a_study_is_fine_tuned_once(tuned, store):
     assert "16/16 fine-tunings" in status
     assert "next: biphase run" not in status
     read = json.loads(biphase("status", study, "--store", store.root, "--json"))
-    tuned_ones = {"done": 16, "of": 16, "seconds_left": 0.0, "running": [], "failed": {}, "kept": {}}
+    tuned_ones = {
+        "done": 16,
+        "of": 16,
+        "seconds_left": 0.0,
+        "grids": [],
+        "running": [],
+        "failed": {},
+        "kept": {},
+    }
     assert read["finetunings"] == tuned_ones
     assert read["takeovers"] == 0
     assert {(one["result"], one["task"], one["done"], one["of"]) for one in read["scores"]} == {

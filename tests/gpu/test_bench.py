@@ -74,7 +74,8 @@ def test_texts_are_scored():
 
 
 def test_memory_is_given_back_between_measurements():
-    measure.free(CUDA)
-    before = torch.cuda.memory_allocated(CUDA)
-    measure.ours(CUDA, "it", lambda: measure.measure_pretraining(case_of(), CUDA))
-    assert torch.cuda.memory_allocated(CUDA) < before + 2**26
+    held = []  # the first measurement leaves what torch keeps for a stream
+    for _ in range(3):
+        measure.ours(CUDA, "it", lambda: measure.measure_pretraining(case_of(), CUDA))
+        held.append(torch.cuda.memory_allocated(CUDA))
+    assert held[1] == held[2], held

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, Protocol, Self, TypeVar
 
 import torch
@@ -155,7 +156,7 @@ class Graphs(Generic[Micro]):
         self.captured: dict[Hashable, CapturedStep] = {}
         self.full = False  # out of memory for graphs: every step is a plain one
         self.pool = torch.cuda.graph_pool_handle()  # shared, since no two graphs run at a time
-        self.stream = torch.cuda.Stream(device)
+        self.stream = _capturing_stream(device)
         # Inputs and outputs of graphs are allocated outside the pool, where no other graph writes.
         self.labels, self.rate = torch.ones((), device=device), torch.zeros((), device=device)
         self.outcome = torch.zeros(3, device=device)
@@ -226,6 +227,12 @@ class Graphs(Generic[Micro]):
         self.under_way.append(done)
         if len(self.under_way) > AHEAD:
             self.under_way.popleft().synchronize()
+
+
+@cache
+def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream on which steps are captured; one for all, since cuBLAS keeps 64 MB for each stream."""
+    return torch.cuda.Stream(device)
 
 
 def _buffer_of(batch: MicroBatch) -> Tensor:

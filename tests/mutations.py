@@ -40,6 +40,24 @@ class Mutation:
 
 
 MUTATIONS = [
+    # ------------------------------------------------------------ captured steps
+    Mutation(
+        "filling repeats a position",
+        "data/stream.py",
+        "label_at = torch.cat([label_at, filling])",
+        "label_at = torch.cat([label_at, filling[:1].expand(len(filling))])",
+        "data/test_stream.py::test_fixed_shapes_pad_and_never_drop_a_label",
+        "the gradient of a position is overwritten by that of another",
+        subtle=True,
+    ),
+    Mutation(
+        "masked and causal batches share a graph",
+        "objectives.py",
+        "return self.causal, tuple((name, tuple(tensor.shape))",
+        "return True, tuple((name, tuple(tensor.shape)[:0])",
+        "data/test_stream.py::test_batches_of_one_shape_share_a_captured_step",
+        "a step replays the attention direction of another objective",
+    ),
     # ------------------------------------------------------------ law: attention sees what it should, and no more
     Mutation(
         "causal mask sees one token ahead",

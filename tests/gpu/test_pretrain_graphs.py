@@ -147,6 +147,11 @@ def test_a_new_rope_base_is_read_by_captured_steps(corpus, stores):
     assert (losses(captured) - losses(plain)).abs().max() < 0.02
 
 
+def test_large_models_are_not_captured(corpus, stores, monkeypatch):
+    monkeypatch.setattr("biphase.training.loop.CAPTURED_WORK", 0)
+    assert job_of(run_of(corpus), 5, stores("large")).graphs is None
+
+
 def test_documents_and_scheduled_ratios_are_not_captured(corpus, stores):
     documents = job_of(run_of(corpus, Rows(128, document_mask=True)), 20, stores("documents"))
     assert not documents.graphs.captured

@@ -53,7 +53,7 @@ from biphase.tasks.encode import Ragged, Tokenization
 from biphase.tasks.load import Examples
 from biphase.training import distributed, optimizer
 from biphase.training.distributed import Ranks, Replicated
-from biphase.training.loop import Graphs, Hooks, PlainStep, train
+from biphase.training.loop import Graphs, Hooks, PlainStep, train, worth_capturing
 
 READY = 3  # steps after which everything is compiled, captured and cached
 
@@ -341,6 +341,7 @@ class PretrainingSide:
         self.stream, self.objective = stream_of(case), objective_of(case)
         self.varlen = varlen_works(device, case.precision)
         captures = device.type == "cuda" and model.encoder.graphable
+        captures = captures and worth_capturing(model.parameters(), case.rows * case.length)
         self.graphs: Graphs[Batch] | None = Graphs(self.adam, device) if captures else None
 
     def batches(self, step: int) -> list[Batch]:

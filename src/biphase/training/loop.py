@@ -135,6 +135,7 @@ class PlainStep(Generic[Micro]):
 
 WARM = 2  # steps before a capture, without effect
 MOST_CAPTURED = 4  # micro-batches; a step of more keeps the device busy without a graph
+CAPTURED_WORK = 4e12  # parameters × tokens of a micro-batch: a 210M model exceeds it with 12 rows of 2,048
 # Steps queued on the device before the host waits: enough to keep it busy, few enough to stop soon.
 AHEAD = 16
 
@@ -227,6 +228,14 @@ class Graphs(Generic[Micro]):
         self.under_way.append(done)
         if len(self.under_way) > AHEAD:
             self.under_way.popleft().synchronize()
+
+
+def worth_capturing(parameters: Iterable[Tensor], tokens: int) -> bool:
+    """Return whether kernels for `tokens` tokens are so short that launching them takes longer.
+
+    Otherwise a graph brings nothing, and filling up the labels costs 1%.
+    """
+    return sum(parameter.numel() for parameter in parameters) * tokens < CAPTURED_WORK
 
 
 @cache

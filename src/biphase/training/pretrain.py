@@ -59,7 +59,7 @@ from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
 from biphase.training.distributed import Placed, Ranks, Replicated, place
-from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train
+from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train, worth_capturing
 from biphase.training.options import RuntimeOptions
 
 
@@ -570,9 +570,11 @@ class Pretraining:
         return LiveModel(self._facts(), self.model, self.placed, self.rope_base, key, self.graphs)
 
     def _capturable(self) -> bool:
-        """Return whether steps can be captured as CUDA graphs: on one GPU, by kernels that need nothing of the host."""
+        """Return whether to capture steps as CUDA graphs: on one GPU, of small models, by our own kernels."""
         one_gpu = self.ranks.world == 1 and self.ranks.device.type == "cuda"
-        return one_gpu and self.options.graphs and self.model.encoder.graphable
+        if not (one_gpu and self.options.graphs and self.model.encoder.graphable):
+            return False
+        return worth_capturing(self.model.parameters(), self.micro_rows * self.run.packing.length)
 
     def _set_rope_base(self, base: float) -> None:
         if base and base != self.rope_base:

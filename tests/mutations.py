@@ -700,7 +700,7 @@ MUTATIONS = [
     ),
     Mutation(
         "every look spends all of alpha",
-        "report/statistics/looks.py",
+        "report/statistics/moderated.py",
         "return self.spent(seeds) - self.spent(before)",
         "return self.alpha",
         "report/test_verdicts.py::test_a_study_with_declared_looks_is_judged_at_those_alone",

@@ -32,8 +32,7 @@ from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, comparable_models
 from biphase.report.statistics.intervals import detectable_by
-from biphase.report.statistics.looks import Looks
-from biphase.report.statistics.moderated import ClaimTest, every, holm_distinct
+from biphase.report.statistics.moderated import ClaimTest, Looks, every, holm_distinct
 from biphase.specs import Claim, Family, Hub
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.study.costs import REPEATED, shape_of

@@ -8,7 +8,7 @@ from page_tables import percent, show
 from scipy.optimize import brentq
 from scipy.special import ndtr, stdtr
 
-from biphase.report.statistics.looks import Looks
+from biphase.report.statistics.moderated import Looks
 
 PLANS = ((3, 5, 10), (2, 3, 5), (3, 4, 5, 6, 8, 10))
 

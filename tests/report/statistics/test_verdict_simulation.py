@@ -6,7 +6,7 @@ import pytest
 from page_tables import percent, show
 from simulated_studies import RULES, SCENARIOS, TWO_SD, Scenario, by_model, look_repeatedly, normal, simulate
 
-from biphase.report.statistics.looks import Looks
+from biphase.report.statistics.moderated import Looks
 
 BY_NAME = {scenario.name: scenario for scenario in SCENARIOS}
 EFFECTS = [scenario for scenario in SCENARIOS if scenario.truth.any() and "null" not in scenario.name]

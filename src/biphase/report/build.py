@@ -33,6 +33,7 @@ PAGE = "report.html"
 # Ids of all figures. Files with these names in the figures folder belong to the report and may be removed.
 KNOWN = (
     "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses", "repetition",
+    "tree", "costs",  # of earlier versions
 )  # fmt: skip
 
 

@@ -166,6 +166,7 @@ def test_fixed_shapes_pad_and_never_drop_a_label(stream, monkeypatch, bound):
     assert torch.equal(fixed.label_at[: fixed.count], plain.label_at)
     assert (fixed.labels[fixed.count :] == IGNORE).all()
     assert len(fixed.label_at.unique()) == len(fixed.label_at), "gradients are copied back, not added"
+    assert (fixed.graph_key is None) == bool(bound), "a rare shape is not captured"
 
 
 def test_fixed_shapes_list_all_positions_of_a_causal_objective_in_order(stream):

@@ -39,7 +39,7 @@ def step(size, objective, packing, rows, speeds=SPEEDS):
     ],
 )
 def test_steps_that_were_not_fitted_are_predicted(size, objective, packing, rows, seconds):
-    assert step(size, objective, packing, rows) == pytest.approx(seconds, rel=0.11 if size == "1b" else 0.05)
+    assert step(size, objective, packing, rows) == pytest.approx(seconds, rel=0.05)
 
 
 def test_what_was_measured_is_followed_closely_and_the_worst_is_told():

@@ -340,8 +340,7 @@ class PretrainingSide:
         self.adam = optimizer.build(model, AdamW())
         self.stream, self.objective = stream_of(case), objective_of(case)
         self.varlen = varlen_works(device, case.precision)
-        captures = device.type == "cuda" and model.encoder.graphable
-        captures = captures and worth_capturing(model.parameters(), case.rows * case.length)
+        captures = case.packing != "documents" and worth_capturing(model, device, case.rows * case.length)
         self.graphs: Graphs[Batch] | None = Graphs(self.adam, device) if captures else None
 
     def batches(self, step: int) -> list[Batch]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shlex
 import sys
 from pathlib import Path
@@ -102,7 +101,7 @@ def bench(
         precision=precision, profile=profile, save=save,
     )  # fmt: skip
     from biphase.bench.compare import run
-    from biphase.training.distributed import join
+    from biphase.training.distributed import exit_now, join
 
     command, device = shlex.join(["biphase", *sys.argv[1:]]), join().device
     report = run(request, Store.open(store_folder), device=device, command=command, tell=tell)
@@ -110,9 +109,6 @@ def bench(
     give(as_json, report.facts, lambda: report.describe(study))
     code = 0 if report.measured else 1
     if device.type == "cuda":
-        # Everything is written. torch.compile's worker processes, which the peers started, take long to end.
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
+        exit_now(code)  # torch.compile's worker processes, which the peers started, take long to end
     if code:
         sys.exit(code)

@@ -145,9 +145,10 @@ class Stream:
         )
         flat = inputs.labels.flatten()
         label_at = (flat != IGNORE).nonzero().flatten()
-        labels, count = flat[label_at], len(label_at)
+        labels, count, rare = flat[label_at], len(label_at), False
         if fixed:
             bound = label_bound(objective, ids.numel())
+            rare = bound < count
             while bound < count:  # checked on the host before the step, so that no label is dropped
                 bound *= 2
             if bound >= flat.numel():
@@ -168,7 +169,7 @@ class Stream:
             causal=inputs.causal,
             samples=samples,
             steady=isinstance(self.packing, Chunks),
-            fixed=fixed,
+            fixed=fixed and not rare,  # a shape of its own, which is not worth a captured step
         )
 
 

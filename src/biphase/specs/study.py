@@ -144,12 +144,12 @@ class Finetune:
         if shared := sorted({*discard.seeds} & {*self.seeds}):
             raise SpecError(
                 f"Finetune.discard: seed {shared[0]} screens learning rates and is among Finetune.seeds, which are "
-                "reported; a rate that was chosen by a seed looks too good at it. Screen with other seeds: Discard(seeds=…)"
+                "reported; a rate that was chosen by a seed looks too good at it. Report other seeds (--seeds), or screen with others: Discard(seeds=…)"
             )
         if discard.keep >= len(self.lrs):
             raise SpecError(
                 f"Finetune.discard keeps {discard.keep} of {len(self.lrs)} learning rates, so none is discarded; "
-                "lower Discard(keep=…), or leave out discard"
+                "keep fewer: Discard(keep=…), on the command line --discard K"
             )
         if self.on_the_way and len(self.on_the_way.lrs) < discard.keep:
             raise SpecError(

@@ -135,7 +135,7 @@ class Worker:
             self.live("")
             try:
                 if order["do"] == "tune":
-                    self._tune([finetuning_of(self.plan, *one) for one in order["tunings"]], leases)
+                    self._tune([finetuning_of(self.plan, *fields) for fields in order["tunings"]], leases)
                 else:
                     self._train(self.plan.jobs[order["key"]], leases[0] if leases else None)
             finally:
@@ -158,7 +158,7 @@ class Worker:
         if tuned:
             # In full, not by key: another rank need not have read which learning rates are kept.
             chosen = [self.open[lease.key] for lease in tuned]
-            tunings = [(one.model, one.task.name, one.lr, one.seed, one.share) for one in chosen]
+            tunings = [(each.model, each.task.name, each.lr, each.seed, each.share) for each in chosen]
             return tuned, {"do": "tune", "tunings": tunings}
         left = self._left(done)
         pending = [key for key in left if key in self.wanted and not self._blocked(key)]
@@ -220,14 +220,18 @@ class Worker:
         self.open.pop(training.key, None)
         if training.share == 1:
             return
-        place = training.model, training.task.name
-        scored, known = self.grids[place].scored, {each.key for each in self.grids[place].tunings}
-        grid = tuning_grid(self.plan, training.model, training.task, scored, screened_in(self.store))
-        self.grids[place] = grid
-        wanted = {*self.open, *(each.key for each in grid.tunings if each.key not in known)}
+        name = training.model, training.task.name
+        before = self.grids[name]
+        if any(each.share < 1 and each.key in self.open for each in before.tunings):
+            return  # the screening goes on
+        grid = tuning_grid(self.plan, training.model, training.task, before.scored, screened_in(self.store))
+        new = {each.key for each in grid.tunings} - {each.key for each in before.tunings}
+        self.grids[name] = grid
+        if not new:
+            return
         # In the order of grids, so that a model is not loaded twice.
-        every = (each for grid in self.grids.values() for each in grid.tunings)
-        self.open = {each.key: each for each in every if each.key in wanted}
+        every = (each for a_grid in self.grids.values() for each in a_grid.tunings)
+        self.open = {each.key: each for each in every if each.key in self.open or each.key in new}
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
@@ -258,8 +262,10 @@ class Worker:
 
     def _run_finetuning(self, training: FineTuning, lost: Callable[[], bool]) -> str:
         """Run one fine-tuning; return the error as one line, or ""."""
-        if self.live_model and self.live_model.bytes > KEPT_BYTES:
-            self.live_model = None
+        if self.live_model:
+            self.live_model.graphs = None  # they hold the memory of a whole step
+            if self.live_model.bytes > KEPT_BYTES:
+                self.live_model = None
         if self.tuner is None:
             self.tuner = PlanTuner(
                 self.plan,

@@ -137,8 +137,13 @@ def leave(code: int) -> NoReturn:
     if not dist.is_initialized():
         sys.exit(code)
     dist.destroy_process_group()
-    # All results are written. Python's normal shutdown sometimes aborts while threads of gloo and NCCL still run, and
-    # the whole launch would count as failed.
+    # Python's normal shutdown sometimes aborts while threads of gloo and NCCL still run, and the whole launch would
+    # count as failed.
+    exit_now(code)
+
+
+def exit_now(code: int) -> NoReturn:
+    """End the process without Python's shutdown, when all results are written."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -18,6 +18,7 @@ from typing import Generic, Protocol, Self, TypeVar
 import torch
 from torch import Tensor
 
+from biphase.models.backbone import LanguageModel
 from biphase.training.distributed import Gradients, Ranks
 from biphase.training.optimizer import make_capturable, update
 
@@ -230,12 +231,14 @@ class Graphs(Generic[Micro]):
             self.under_way.popleft().synchronize()
 
 
-def worth_capturing(parameters: Iterable[Tensor], tokens: int) -> bool:
-    """Return whether kernels for `tokens` tokens are so short that launching them takes longer.
+def worth_capturing(model: LanguageModel, device: torch.device, tokens: int) -> bool:
+    """Return whether pretraining steps on micro-batches of `tokens` tokens can be captured, and gain by it.
 
-    Otherwise a graph brings nothing, and filling up the labels costs 1%.
+    Kernels of a large model take longer than their launches: a graph brings nothing, and filling up the labels costs
+    1%.
     """
-    return sum(parameter.numel() for parameter in parameters) * tokens < CAPTURED_WORK
+    work = sum(parameter.numel() for parameter in model.parameters()) * tokens
+    return device.type == "cuda" and model.encoder.graphable and work < CAPTURED_WORK
 
 
 @cache

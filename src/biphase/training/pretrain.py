@@ -59,7 +59,7 @@ from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
 from biphase.training.distributed import Placed, Ranks, Replicated, place
-from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train, worth_capturing
+from biphase.training.loop import MOST_CAPTURED, Graphs, Hooks, LoopStep, PlainStep, train, worth_capturing
 from biphase.training.options import RuntimeOptions
 
 
@@ -179,8 +179,7 @@ def heldout_losses(
     for objective in objectives:
         total = torch.zeros((), dtype=torch.float64, device=ranks.device)
         count = 0
-        parts = mine.split(micro_rows) if len(mine) else ()
-        for samples in parts:
+        for samples in mine.split(micro_rows) if len(mine) else ():
             batch = stream.batch(objective, samples, step=0, fixed=fixed)
             with autocast():
                 total += loss_sum(batch.to(ranks.device))
@@ -200,11 +199,11 @@ def heldout_losses(
 # ---------------------------------------------------------------- metrics
 
 
-# Steps. Both together are more than `loop.AHEAD` steps, so what is read has been computed.
+# Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
 READ_EVERY, BEHIND = 10, 8
 
 
-class Outcome:
+class StepReading:
     """Loss, gradient norm and nonfinite flag of a step, on their way to the host.
 
     The copy is queued behind the step, into pinned memory. Reading waits for this step alone; a copy that is queued
@@ -251,7 +250,7 @@ class Meter:
         self.title, self.origin, self.first, self.until = title, origin, first, until
         self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
         self.behind = behind
-        self.waiting: list[tuple[int, dict[str, Any], Outcome]] = []
+        self.waiting: list[tuple[int, dict[str, Any], StepReading]] = []
         self.nonfinite_in_a_row = nonfinite_in_a_row
         self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
         self.last_skipped: dict[str, Any] = {}
@@ -268,15 +267,15 @@ class Meter:
 
     def step(self, step: int, facts: dict[str, Any], outcome: Tensor) -> None:
         """Record one step with its loss, gradient norm and nonfinite flag; they are read every `every` steps."""
-        self.waiting.append((step, facts, Outcome(outcome.detach())))
+        self.waiting.append((step, facts, StepReading(outcome.detach())))
         if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
             self.flush(but=0 if step + 1 == self.until else self.behind)
 
     def flush(self, *, but: int = 0) -> None:
         """Read the recorded steps, except the last `but`, which the device may still be computing."""
         ready = self.waiting[: len(self.waiting) - but]
-        for step, facts, outcome in ready:
-            loss, norm, nonfinite = outcome.read()
+        for step, facts, reading in ready:
+            loss, norm, nonfinite = reading.read()
             line: dict[str, Any] = {
                 "step": self.origin + step + 1,
                 "loss": _number(loss),
@@ -492,6 +491,7 @@ class Pretraining:
     def _load_nearest(self) -> list[dict[str, Any]]:
         """Load the nearest checkpoint of the run, or its start; return the metrics up to there."""
         run, ranks, store = self.run, self.ranks, self.store
+        self.graphs = None  # a second call, after a checkpoint was pruned, builds another model
         nearest = ranks.share(
             checkpoint.nearest(run, self.target, store, self.identities) if ranks.first else None
         )
@@ -570,11 +570,10 @@ class Pretraining:
         return LiveModel(self._facts(), self.model, self.placed, self.rope_base, key, self.graphs)
 
     def _capturable(self) -> bool:
-        """Return whether to capture steps as CUDA graphs: on one GPU, of small models, by our own kernels."""
-        one_gpu = self.ranks.world == 1 and self.ranks.device.type == "cuda"
-        if not (one_gpu and self.options.graphs and self.model.encoder.graphable):
-            return False
-        return worth_capturing(self.model.parameters(), self.micro_rows * self.run.packing.length)
+        """Return whether to capture steps as CUDA graphs."""
+        tokens = self.micro_rows * self.run.packing.length
+        alone = self.ranks.world == 1 and self.options.graphs
+        return alone and worth_capturing(self.model, self.ranks.device, tokens)
 
     def _set_rope_base(self, base: float) -> None:
         if base and base != self.rope_base:
@@ -673,14 +672,16 @@ class Pretraining:
             self.ranks.rank,
             self.ranks.world,
         )
-        # A ratio that follows a schedule would fill up to its highest, so its steps are not captured.
-        captured = self.graphs is not None and not phase.objective.restarts
+        parts = samples.split(self.micro_rows)
+        # A ratio that follows a schedule would fill up to its highest, and the number of documents varies.
+        steady = not phase.objective.restarts and not getattr(run.packing, "document_mask", False)
+        captured = self.graphs is not None and steady and len(parts) <= MOST_CAPTURED
         fixed = self.placed.path == "compiled" or captured
         batches = [
             self.stream.batch(phase.objective, part, step=step - phase.first, fixed=fixed).ready_for(
                 self.ranks.device
             )
-            for part in samples.split(self.micro_rows)
+            for part in parts
         ]
         if self.placed.sharded:  # all processes must gather weights equally often
             passes = passes_of(run.rows_per_step, self.ranks.world, self.micro_rows)
@@ -745,10 +746,17 @@ class Pretraining:
             phase = self.run.phase_at(done.step)
             self._measure(step, phase.objective.at(done.step - phase.first))
 
+    def _wait(self) -> None:
+        """Wait for the steps that are still queued on the device, since their time is training time."""
+        self.meter.flush()
+        now = time.monotonic()
+        self.progress.seconds, self.clock = self.progress.seconds + now - self.clock, now
+
     def _measure(self, step: int, objective: Objective) -> None:
         """Measure and record the held-out losses after `step` steps, while `objective` trains."""
         if self.heldout.rows == 0:
             return
+        self._wait()
         self.model.eval()
         losses = heldout_losses(
             self._loss_sum,
@@ -776,7 +784,7 @@ class Pretraining:
             self.saver.abandon()
         if done.lost or not (finished or done.save or done.stop):
             return
-        self.meter.flush()
+        self._wait()
         self._count_energy()
         self.progress.skipped += self.meter.skipped
         self.meter.skipped = 0

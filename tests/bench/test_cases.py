@@ -136,7 +136,7 @@ def test_ratios_are_those_of_speed_and_a_failed_side_has_none(workload, value):
 
 def scaled(precision="bf16", *, date="2026-01-01"):
     """The report of a scale run on a GPU, with times in proportion to the work."""
-    weight = {"8m": 1, "30m": 3, "210m": 10, "610m": 35}
+    weight = {"2m": 0.5, "8m": 1, "30m": 3, "210m": 10, "610m": 35}
     every = cases(workload="scale", precision=precision)
     timings = [Timing(0.008 * weight[case.size], 0.1, 24_576.0) for case in every]
     return report(

@@ -18,6 +18,7 @@ from biphase.report.splits import (
     MEAN,
     asked_sweeps,
     best_splits,
+    in_words,
     published_splits,
     render,
     split_curve,
@@ -172,6 +173,18 @@ def test_a_flat_curve_gives_the_whole_region_and_a_slope_gives_an_end():
     alike = split_curve("SC", SHARES, table_of(np.full((3, 4), 100 / 3)), 1.0)
     assert (alike.contenders, alike.where) == ((), None)
     assert "alike" in alike.lacks
+
+
+def test_a_split_that_is_shown_worse_is_not_chosen(study_of, evidence_for):
+    scores = np.array([82.0, 84, 80, 83]) + 0.15 * np.random.default_rng(1).normal(size=(3, 4))
+    answer = split_curve(MEAN, SHARES, table_of(scores), 1.0)
+    assert answer.where.estimate == 0.0, "the quadratic alone would choose it"
+    assert (answer.contenders, answer.chosen, answer.misfit) == ((0.25,), 0.25, 0.0)
+    (whole,) = best_splits(evidence_for(study_of()), OUTSIDE)
+    assert "does not fit" not in "".join(in_words(whole))
+    words = " ".join(in_words(replace(whole, curves={MEAN: answer})))
+    assert "does not fit: 0%" in words
+    assert "25% is chosen" in words
 
 
 def test_an_incomplete_table_is_cut_to_its_largest_block():

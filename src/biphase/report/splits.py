@@ -187,11 +187,21 @@ class SplitCurve:
 
     @property
     def chosen(self) -> float:
-        """The split with the highest value of the curve; without a curve, with the highest score."""
-        if self.curve is None:
-            return self.shares[int(np.argmax(self.scores))]
-        height, _ = self.curve.at(np.array(self.shares), 1 - LEVEL)
-        return self.shares[int(np.argmax(height))]
+        """Of the splits not shown worse than the best, the one at which the curve (without one: the score) is highest."""
+        return self._highest(self.contenders or self.shares)
+
+    @property
+    def misfit(self) -> float | None:
+        """The scored split at which the curve is highest, if that is shown worse than the best."""
+        top = self._highest(self.shares)
+        return top if self.contenders and top not in self.contenders else None
+
+    def _highest(self, among: Sequence[float]) -> float:
+        heights = np.array(self.scores)
+        if self.curve:
+            heights, _ = self.curve.at(np.array(self.shares), 1 - LEVEL)
+        by_share = dict(zip(self.shares, heights, strict=True))
+        return max(among, key=lambda share: by_share[share])
 
 
 def split_curve(on: str, shares: Sequence[float], rows: Sequence[Row], loss: float) -> SplitCurve | None:
@@ -525,6 +535,11 @@ def in_words(answer: BestSplit) -> list[str]:
             f"{_scope(answer)}, the mean of families is best at {percent(mean.where.estimate)} CLM by a quadratic; 95% "
             f"interval: {_pieces(mean.where.pieces, percent)}."
         )
+        if mean.misfit is not None:
+            lines.append(
+                f"The quadratic does not fit: {percent(mean.misfit)}, where it is highest, is shown worse than the best, so "
+                f"{percent(mean.chosen)} is chosen."
+            )
         lines += [
             f"Any split between {percent(low)} and {percent(high)} loses less than {points}."
             for low, high in mean.nearly

@@ -198,27 +198,28 @@ def test_an_incomplete_table_is_cut_to_its_largest_block():
 
 
 def test_too_few_values_have_no_interval():
-    one = split_curve("SC", SHARES[:3], table_of([[80.0, 82, 81]]), 1.0)
-    assert (one.where, one.chosen) == (None, 0.25)
-    assert "4 splits" in one.lacks
+    curve = split_curve("SC", SHARES[:3], table_of([[80.0, 82, 81]]), 1.0)
+    assert (curve.where, curve.chosen) == (None, 0.25)
+    assert "3 splits of one pretraining seed" in curve.lacks
     assert split_curve("SC", SHARES[:3], table_of([[80.0, 82, 81], [80.5, 82, 81]]), 1.0).where
     assert "2 splits" in split_curve("SC", SHARES[:2], table_of([[80.0, 82]] * 3), 1.0).lacks
 
 
 @pytest.mark.parametrize(
-    ("seeds", "words"),
+    ("seeds", "covers"),
     [
-        ((0,), "For this trunk"),
-        ((0, 1), "For these two pretraining seeds"),
-        ((0, 1, 2), "Over 3 pretraining"),
+        ((0,), "this pretraining seed, not other"),
+        ((0, 1), "these two pretraining seeds, not other"),
+        ((0, 1, 2), "pretraining seeds"),
     ],
 )
-def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, words):
+def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, covers):
     evidence = evidence_for(study_of(seeds))
     (answer,) = best_splits(evidence, OUTSIDE, 2.0)
     text = render(answer, evidence.plan, "s.py")
-    assert words in text
-    assert ("not other pretraining seeds" in text) == (len(seeds) < 3)
+    assert covers in text
+    assert ("not other" in text) == (len(seeds) < 3)
+    assert all(covers in facts["covers"] for facts in to_json(answer)["on"].values())
     assert set(answer.curves) == {"SC", "QA", MEAN}
     assert answer.curves[MEAN].scores == pytest.approx(
         np.mean([answer.curves[family].scores for family in ("SC", "QA")], axis=0)
@@ -232,7 +233,7 @@ def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, words):
 def choice(evidence):
     (answer,) = best_splits(evidence, OUTSIDE)
     facts = to_json(answer)
-    return {name: facts[name] for name in ("chosen", "on", "next", "covers")}, answer
+    return {name: facts[name] for name in ("chosen", "on", "next")}, answer
 
 
 def test_test_scores_play_no_part_in_the_choice(study_of, evidence_for):
@@ -297,13 +298,20 @@ def test_a_new_split_costs_its_branch_and_the_piece_of_the_trunk(study_of, evide
     *splits, seed = answer.next
     assert seed.steps == 150 + 200 + 150 + 100 + 50  # the trunk, MLM alone and three branches
     for proposal in splits:
-        causal = proposal.runs[0].stages[0].steps
+        causal = proposal.runs[0].run.stages[0].steps
         trunk = causal - max(step for step in CAUSAL if step < causal)
         assert proposal.steps == 2 * (trunk + STEPS - causal), "for each of two seeds"
         assert proposal.hours > 0
         assert causal <= STEPS - DECAY
     gains = [proposal.shrinks / proposal.hours for proposal in splits]
     assert gains == sorted(gains, reverse=True)
+    assert (seed.shrinks, "recipe" in seed.effect) == (None, True), "three seeds cover what two do not"
+    (three,) = best_splits(evidence_for(study_of((0, 1, 2))), OUTSIDE)
+    gains = [proposal.shrinks / proposal.hours for proposal in three.next]
+    assert gains == sorted(gains, reverse=True)
+    assert {proposal.what: proposal.shrinks for proposal in three.next}[seed.what] == pytest.approx(
+        13.4, abs=0.1
+    )
 
 
 def test_proposals_are_priced_on_the_device_that_is_named(study_of, evidence_for):
@@ -312,8 +320,10 @@ def test_proposals_are_priced_on_the_device_that_is_named(study_of, evidence_for
     assert (here.prices.device, there.prices.device) == ("cpu", "h200")
     texts = [render(answer, evidence.plan, "s.py") for answer in (here, there)]
     assert ["without fine-tunings" in text for text in texts] == [True, False], "an H200 was measured"
-    assert there.next[-1].hours != here.next[-1].hours
-    assert there.next[-1].steps == here.next[-1].steps
+    seed, other = (
+        {new.what: new for new in answer.next}["one more pretraining seed"] for answer in (here, there)
+    )
+    assert (other.hours != seed.hours, other.steps == seed.steps) == (True, True)
 
 
 def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
@@ -321,16 +331,13 @@ def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
     study = replace(study, runs=(two(STEPS), two(STEPS, seed=1), *study.runs))  # CLM alone is nothing to copy
     evidence = evidence_for(study)
     (answer,) = best_splits(evidence, OUTSIDE)
-    text = render(answer, evidence.plan, "s.py")
-    start = text.index("    from dataclasses")
-    code = "\n".join(line[4:] for line in text[start : text.index("\n\nThen")].splitlines())
     scope = {"study": study}
-    exec(code, scope)
+    exec(code_of(answer, evidence.plan), scope)
     longer = scope["study"]
     assert longer.confirm == (2,)
     added = longer.runs[len(study.runs) :]
     assert [(run.seed, [stage.steps for stage in run.stages]) for run in added] == [
-        *((run.seed, [stage.steps for stage in run.stages]) for run in answer.next[0].runs),
+        *((new.run.seed, [stage.steps for stage in new.run.stages]) for new in answer.next[0].runs),
         (2, [200]),
         (2, [50, 150]),
     ]
@@ -338,6 +345,55 @@ def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
     (again,) = sweeps(comparable_models(make_plan(longer, OUTSIDE)))
     assert len(again.models) == len(answer.sweep.models) + 1
     assert again.models[0].seeds == (0, 1, 2)
+
+
+def code_of(answer, plan):
+    """The Python that the answer prints."""
+    text = render(answer, plan, "s.py")
+    start = text.index("    from dataclasses")
+    return "\n".join(line[4:] for line in text[start : text.index("\n\nThen")].splitlines())
+
+
+def test_new_runs_have_names_and_seeds_of_their_own(study_of, evidence_for, two):
+    study = study_of((0, 1, 2))
+    other = [
+        replace(run, name=f"large-{run.name}", start=replace(run.start, hidden=192)) for run in study.runs
+    ]
+    taken = replace(two(STEPS), name=f"{study.runs[0].start.name}-clm50-mlm40-200-seed3")
+    study = replace(study, runs=(*study.runs, *other, taken))
+    evidence = evidence_for(study)
+    answers = best_splits(evidence, OUTSIDE)
+    assert len(answers) == 2
+    new = [
+        new.run for answer in answers for runs in (answer.confirmation, *(each.runs for each in answer.next))
+        for new in runs
+    ]  # fmt: skip
+    assert len({run.name for run in (*study.runs, *new)}) == len(study.runs) + len(new)
+    assert f"{taken.name}-2" in {new.run.name for new in answers[0].confirmation}
+    seeds = [{new.run.seed for each in answer.next for new in each.runs} for answer in answers]
+    assert all(3 not in of_search for of_search in seeds), "the confirmation's"
+    assert {new.run.seed for answer in answers for new in answer.confirmation} == {3}
+    scope = {"study": study}
+    for answer in answers:
+        exec(code_of(answer, evidence.plan), scope)
+    make_plan(scope["study"], OUTSIDE)
+
+
+def test_scores_are_said_of_the_seeds_that_have_them(study_of, evidence_for, two):
+    evidence = evidence_for(study_of(confirm=(8, 9)))
+    lost = {name for name in evidence.plan.results if name.endswith("seed9")}
+    lost |= {two(causal, seed=2).name for causal in (0, 150)}
+    only = replace(evidence, grids={at: grid for at, grid in evidence.grids.items() if at[1] == "squad"})
+    for part in ("validation", "test"):
+        only = changed(only, part, lost, lambda values: values * np.nan)
+    evidence = replace(evidence, grids=evidence.grids | only.grids)
+    (answer,) = best_splits(evidence, OUTSIDE)
+    assert answer.searched.seeds == answer.curves[MEAN].seeds == (0, 1)
+    assert (answer.confirmed.seeds, answer.awaited) == ((8,), (9,))
+    text = render(answer, evidence.plan, "s.py")
+    assert "biphase run s.py" in text.splitlines()[-1]
+    assert "seed 9" in text.splitlines()[-1]
+    assert "25% of seed 2" in text, "a score that is not used"
 
 
 def test_a_confirmation_that_is_planned_has_to_be_run(study_of, evidence_for):

@@ -281,11 +281,18 @@ def test_a_model_of_confirmation_seeds_alone_is_not_chosen(study_of, evidence_fo
     assert "CLM for 60 steps" not in headline(evidence, []).subject
     (answer,) = best_splits(evidence, OUTSIDE)
     assert 60 / STEPS not in answer.curves[MEAN].shares
+    searching = [name for name in evidence.plan.results if not name.endswith("seed9")]
+    for part in ("validation", "test"):
+        evidence = changed(evidence, part, searching, lambda values: values * np.nan)
+    top = headline(evidence, [])
+    assert ("confirmation" in top.answer, top.subject) == (True, "")
 
 
 def test_a_confirmation_seed_is_one_of_the_study_and_in_no_key(study_of):
     with pytest.raises(SpecError, match=r"confirm.*\b5\b.*0, 1, 2"):
         replace(study_of(), confirm=(5,))
+    with pytest.raises(SpecError, match=r"confirm.*every pretraining seed.*confirm=\(1, 2\)"):
+        replace(study_of(), confirm=(2, 0, 1))
     assert "confirm" not in encode(study_of())
 
 
@@ -439,8 +446,15 @@ def test_four_published_splits_do_not_locate_the_best(plan_of):
     text = render(answers[0], plan_of("paper"), "studies/paper.py")
     assert "printed means" in text
     assert "not other pretraining seeds" in text
+    assert [to_json(answer)["chosen"] for answer in answers] == [None] * 3, "test means choose nothing"
     with pytest.raises(SpecError, match=r"papers="):
         published_splits(plan_of("split"))
+
+
+def test_published_numbers_have_no_device(verb):
+    code, out, err = verb("split", "studies/paper.py", "--published", "--device", "h200")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--device" in err
 
 
 def test_the_example_study_shares_its_trunks(plan_of):

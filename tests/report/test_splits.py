@@ -418,18 +418,41 @@ def test_a_confirmation_that_is_planned_has_to_be_run(study_of, evidence_for):
 # ---------------------------------------------------------------- the report
 
 
+def intervals_of(figure):
+    """The drawn intervals of the best split, by panel."""
+    return [
+        [series for series in panel.series if series.name.startswith("best split")] for panel in figure.panels
+    ]
+
+
 def test_the_report_draws_where_the_best_split_may_be(study_of, evidence_for, two, grid):
     evidence = evidence_for(study_of())
     figure = splits_figure(evidence, estimate(evidence))
     (answer,) = best_splits(evidence, OUTSIDE)
-    drawn = [
-        series.x for panel in figure.panels for series in panel.series if series.name.startswith("best split")
-    ]
+    drawn = [series.x for panel in intervals_of(figure) for series in panel]
     pieces = [piece for family in ("SC", "QA") for piece in answer.curves[family].where.pieces]
     assert drawn == [(100 * low, 100 * high) for low, high in pieces]
     assert "loses less than 1 point." in figure.caption
     two_only = evidence_for(Study("s", (two(0), two(50)), grid("sst2")))
     assert "best split" not in splits_figure(two_only, estimate(two_only)).caption
+
+
+def test_the_report_draws_the_best_splits_of_its_lines_only(evidence_for, two, grid):
+    of_ratios = [
+        two(causal, ratio=ratio, seed=seed) for ratio in (0.2, 0.4) for causal in CAUSAL for seed in (0, 1)
+    ]
+    longer = [two(2 * causal, steps=400, seed=seed) for causal in CAUSAL for seed in (0, 1)]
+    evidence = evidence_for(Study("s", (*of_ratios, *longer), grid("sst2")))
+    assert len(best_splits(evidence, OUTSIDE)) == 3
+    figure = splits_figure(evidence, estimate(evidence))
+    (panel,), (intervals,) = figure.panels, intervals_of(figure)
+    lines = [series for series in panel.series if series.name in ("200 steps", "400 steps")]
+    assert len(lines) == len({series.name for series in intervals}) == 2, "MLM 20% is not drawn"
+    assert {series.look.colour for series in intervals} == {series.look.colour for series in lines}
+    lowest = min(value for series in lines for value in (*series.y, *series.low))
+    assert len({series.y for series in intervals}) == 2
+    assert all(max(series.y) < lowest for series in intervals)
+    assert figure.caption.count("CLM alone is not a split") == figure.caption.count("Intervals cover") == 1
 
 
 # ---------------------------------------------------------------- a paper's numbers

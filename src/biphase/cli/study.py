@@ -333,7 +333,9 @@ def split(
     from biphase.report.splits import best_splits, published_splits, render, to_json
 
     if published and device:
-        raise SpecError("--device prices what to train next, which --published does not say; leave out one of them")
+        raise SpecError(
+            "--device prices what to train next, which --published does not say; leave out one of them"
+        )
     plan, store, identities = planned(study_file, store_folder)
     if published:
         answers = published_splits(plan, loss)

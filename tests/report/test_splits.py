@@ -18,6 +18,7 @@ from biphase.report.splits import (
     MEAN,
     asked_sweeps,
     best_splits,
+    in_words,
     published_splits,
     render,
     split_curve,
@@ -174,6 +175,18 @@ def test_a_flat_curve_gives_the_whole_region_and_a_slope_gives_an_end():
     assert "alike" in alike.lacks
 
 
+def test_a_split_that_is_shown_worse_is_not_chosen(study_of, evidence_for):
+    scores = np.array([82.0, 84, 80, 83]) + 0.15 * np.random.default_rng(1).normal(size=(3, 4))
+    answer = split_curve(MEAN, SHARES, table_of(scores), 1.0)
+    assert answer.where.estimate == 0.0, "the quadratic alone would choose it"
+    assert (answer.contenders, answer.chosen, answer.misfit) == ((0.25,), 0.25, 0.0)
+    (whole,) = best_splits(evidence_for(study_of()), OUTSIDE)
+    assert "does not fit" not in "".join(in_words(whole))
+    words = " ".join(in_words(replace(whole, curves={MEAN: answer})))
+    assert "does not fit: 0%" in words
+    assert "25% is chosen" in words
+
+
 def test_an_incomplete_table_is_cut_to_its_largest_block():
     rows = table_of(80 - 20 * np.square(SHARES - 0.3) + np.array([[0.0], [1.1], [1.9]]))
     del rows[2][1], rows[2][2]
@@ -185,27 +198,28 @@ def test_an_incomplete_table_is_cut_to_its_largest_block():
 
 
 def test_too_few_values_have_no_interval():
-    one = split_curve("SC", SHARES[:3], table_of([[80.0, 82, 81]]), 1.0)
-    assert (one.where, one.chosen) == (None, 0.25)
-    assert "4 splits" in one.lacks
+    curve = split_curve("SC", SHARES[:3], table_of([[80.0, 82, 81]]), 1.0)
+    assert (curve.where, curve.chosen) == (None, 0.25)
+    assert "3 splits of one pretraining seed" in curve.lacks
     assert split_curve("SC", SHARES[:3], table_of([[80.0, 82, 81], [80.5, 82, 81]]), 1.0).where
     assert "2 splits" in split_curve("SC", SHARES[:2], table_of([[80.0, 82]] * 3), 1.0).lacks
 
 
 @pytest.mark.parametrize(
-    ("seeds", "words"),
+    ("seeds", "covers"),
     [
-        ((0,), "For this trunk"),
-        ((0, 1), "For these two pretraining seeds"),
-        ((0, 1, 2), "Over 3 pretraining"),
+        ((0,), "this pretraining seed, not other"),
+        ((0, 1), "these two pretraining seeds, not other"),
+        ((0, 1, 2), "pretraining seeds"),
     ],
 )
-def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, words):
+def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, covers):
     evidence = evidence_for(study_of(seeds))
     (answer,) = best_splits(evidence, OUTSIDE, 2.0)
     text = render(answer, evidence.plan, "s.py")
-    assert words in text
-    assert ("not other pretraining seeds" in text) == (len(seeds) < 3)
+    assert covers in text
+    assert ("not other" in text) == (len(seeds) < 3)
+    assert all(covers in facts["covers"] for facts in to_json(answer)["on"].values())
     assert set(answer.curves) == {"SC", "QA", MEAN}
     assert answer.curves[MEAN].scores == pytest.approx(
         np.mean([answer.curves[family].scores for family in ("SC", "QA")], axis=0)
@@ -219,7 +233,7 @@ def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, words):
 def choice(evidence):
     (answer,) = best_splits(evidence, OUTSIDE)
     facts = to_json(answer)
-    return {name: facts[name] for name in ("chosen", "on", "next", "covers")}, answer
+    return {name: facts[name] for name in ("chosen", "on", "next")}, answer
 
 
 def test_test_scores_play_no_part_in_the_choice(study_of, evidence_for):
@@ -267,11 +281,18 @@ def test_a_model_of_confirmation_seeds_alone_is_not_chosen(study_of, evidence_fo
     assert "CLM for 60 steps" not in headline(evidence, []).subject
     (answer,) = best_splits(evidence, OUTSIDE)
     assert 60 / STEPS not in answer.curves[MEAN].shares
+    searching = [name for name in evidence.plan.results if not name.endswith("seed9")]
+    for part in ("validation", "test"):
+        evidence = changed(evidence, part, searching, lambda values: values * np.nan)
+    top = headline(evidence, [])
+    assert ("confirmation" in top.answer, top.subject) == (True, "")
 
 
 def test_a_confirmation_seed_is_one_of_the_study_and_in_no_key(study_of):
     with pytest.raises(SpecError, match=r"confirm.*\b5\b.*0, 1, 2"):
         replace(study_of(), confirm=(5,))
+    with pytest.raises(SpecError, match=r"confirm.*every pretraining seed.*confirm=\(1, 2\)"):
+        replace(study_of(), confirm=(2, 0, 1))
     assert "confirm" not in encode(study_of())
 
 
@@ -284,13 +305,20 @@ def test_a_new_split_costs_its_branch_and_the_piece_of_the_trunk(study_of, evide
     *splits, seed = answer.next
     assert seed.steps == 150 + 200 + 150 + 100 + 50  # the trunk, MLM alone and three branches
     for proposal in splits:
-        causal = proposal.runs[0].stages[0].steps
+        causal = proposal.runs[0].run.stages[0].steps
         trunk = causal - max(step for step in CAUSAL if step < causal)
         assert proposal.steps == 2 * (trunk + STEPS - causal), "for each of two seeds"
         assert proposal.hours > 0
         assert causal <= STEPS - DECAY
     gains = [proposal.shrinks / proposal.hours for proposal in splits]
     assert gains == sorted(gains, reverse=True)
+    assert (seed.shrinks, "recipe" in seed.effect) == (None, True), "three seeds cover what two do not"
+    (three,) = best_splits(evidence_for(study_of((0, 1, 2))), OUTSIDE)
+    gains = [proposal.shrinks / proposal.hours for proposal in three.next]
+    assert gains == sorted(gains, reverse=True)
+    assert {proposal.what: proposal.shrinks for proposal in three.next}[seed.what] == pytest.approx(
+        13.4, abs=0.1
+    )
 
 
 def test_proposals_are_priced_on_the_device_that_is_named(study_of, evidence_for):
@@ -299,8 +327,10 @@ def test_proposals_are_priced_on_the_device_that_is_named(study_of, evidence_for
     assert (here.prices.device, there.prices.device) == ("cpu", "h200")
     texts = [render(answer, evidence.plan, "s.py") for answer in (here, there)]
     assert ["without fine-tunings" in text for text in texts] == [True, False], "an H200 was measured"
-    assert there.next[-1].hours != here.next[-1].hours
-    assert there.next[-1].steps == here.next[-1].steps
+    seed, other = (
+        {new.what: new for new in answer.next}["one more pretraining seed"] for answer in (here, there)
+    )
+    assert (other.hours != seed.hours, other.steps == seed.steps) == (True, True)
 
 
 def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
@@ -308,16 +338,13 @@ def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
     study = replace(study, runs=(two(STEPS), two(STEPS, seed=1), *study.runs))  # CLM alone is nothing to copy
     evidence = evidence_for(study)
     (answer,) = best_splits(evidence, OUTSIDE)
-    text = render(answer, evidence.plan, "s.py")
-    start = text.index("    from dataclasses")
-    code = "\n".join(line[4:] for line in text[start : text.index("\n\nThen")].splitlines())
     scope = {"study": study}
-    exec(code, scope)
+    exec(code_of(answer, evidence.plan), scope)
     longer = scope["study"]
     assert longer.confirm == (2,)
     added = longer.runs[len(study.runs) :]
     assert [(run.seed, [stage.steps for stage in run.stages]) for run in added] == [
-        *((run.seed, [stage.steps for stage in run.stages]) for run in answer.next[0].runs),
+        *((new.run.seed, [stage.steps for stage in new.run.stages]) for new in answer.next[0].runs),
         (2, [200]),
         (2, [50, 150]),
     ]
@@ -325,6 +352,55 @@ def test_the_printed_code_adds_the_runs(study_of, evidence_for, two):
     (again,) = sweeps(comparable_models(make_plan(longer, OUTSIDE)))
     assert len(again.models) == len(answer.sweep.models) + 1
     assert again.models[0].seeds == (0, 1, 2)
+
+
+def code_of(answer, plan):
+    """The Python that the answer prints."""
+    text = render(answer, plan, "s.py")
+    start = text.index("    from dataclasses")
+    return "\n".join(line[4:] for line in text[start : text.index("\n\nThen")].splitlines())
+
+
+def test_new_runs_have_names_and_seeds_of_their_own(study_of, evidence_for, two):
+    study = study_of((0, 1, 2))
+    other = [
+        replace(run, name=f"large-{run.name}", start=replace(run.start, hidden=192)) for run in study.runs
+    ]
+    taken = replace(two(STEPS), name=f"{study.runs[0].start.name}-clm50-mlm40-200-seed3")
+    study = replace(study, runs=(*study.runs, *other, taken))
+    evidence = evidence_for(study)
+    answers = best_splits(evidence, OUTSIDE)
+    assert len(answers) == 2
+    new = [
+        new.run for answer in answers for runs in (answer.confirmation, *(each.runs for each in answer.next))
+        for new in runs
+    ]  # fmt: skip
+    assert len({run.name for run in (*study.runs, *new)}) == len(study.runs) + len(new)
+    assert f"{taken.name}-2" in {new.run.name for new in answers[0].confirmation}
+    seeds = [{new.run.seed for each in answer.next for new in each.runs} for answer in answers]
+    assert all(3 not in of_search for of_search in seeds), "the confirmation's"
+    assert {new.run.seed for answer in answers for new in answer.confirmation} == {3}
+    scope = {"study": study}
+    for answer in answers:
+        exec(code_of(answer, evidence.plan), scope)
+    make_plan(scope["study"], OUTSIDE)
+
+
+def test_scores_are_said_of_the_seeds_that_have_them(study_of, evidence_for, two):
+    evidence = evidence_for(study_of(confirm=(8, 9)))
+    lost = {name for name in evidence.plan.results if name.endswith("seed9")}
+    lost |= {two(causal, seed=2).name for causal in (0, 150)}
+    only = replace(evidence, grids={at: grid for at, grid in evidence.grids.items() if at[1] == "squad"})
+    for part in ("validation", "test"):
+        only = changed(only, part, lost, lambda values: values * np.nan)
+    evidence = replace(evidence, grids=evidence.grids | only.grids)
+    (answer,) = best_splits(evidence, OUTSIDE)
+    assert answer.searched.seeds == answer.curves[MEAN].seeds == (0, 1)
+    assert (answer.confirmed.seeds, answer.awaited) == ((8,), (9,))
+    text = render(answer, evidence.plan, "s.py")
+    assert "biphase run s.py" in text.splitlines()[-1]
+    assert "seed 9" in text.splitlines()[-1]
+    assert "25% of seed 2" in text, "a score that is not used"
 
 
 def test_a_confirmation_that_is_planned_has_to_be_run(study_of, evidence_for):
@@ -342,18 +418,41 @@ def test_a_confirmation_that_is_planned_has_to_be_run(study_of, evidence_for):
 # ---------------------------------------------------------------- the report
 
 
+def intervals_of(figure):
+    """The drawn intervals of the best split, by panel."""
+    return [
+        [series for series in panel.series if series.name.startswith("best split")] for panel in figure.panels
+    ]
+
+
 def test_the_report_draws_where_the_best_split_may_be(study_of, evidence_for, two, grid):
     evidence = evidence_for(study_of())
     figure = splits_figure(evidence, estimate(evidence))
     (answer,) = best_splits(evidence, OUTSIDE)
-    drawn = [
-        series.x for panel in figure.panels for series in panel.series if series.name.startswith("best split")
-    ]
+    drawn = [series.x for panel in intervals_of(figure) for series in panel]
     pieces = [piece for family in ("SC", "QA") for piece in answer.curves[family].where.pieces]
     assert drawn == [(100 * low, 100 * high) for low, high in pieces]
     assert "loses less than 1 point." in figure.caption
     two_only = evidence_for(Study("s", (two(0), two(50)), grid("sst2")))
     assert "best split" not in splits_figure(two_only, estimate(two_only)).caption
+
+
+def test_the_report_draws_the_best_splits_of_its_lines_only(evidence_for, two, grid):
+    of_ratios = [
+        two(causal, ratio=ratio, seed=seed) for ratio in (0.2, 0.4) for causal in CAUSAL for seed in (0, 1)
+    ]
+    longer = [two(2 * causal, steps=400, seed=seed) for causal in CAUSAL for seed in (0, 1)]
+    evidence = evidence_for(Study("s", (*of_ratios, *longer), grid("sst2")))
+    assert len(best_splits(evidence, OUTSIDE)) == 3
+    figure = splits_figure(evidence, estimate(evidence))
+    (panel,), (intervals,) = figure.panels, intervals_of(figure)
+    lines = [series for series in panel.series if series.name in ("200 steps", "400 steps")]
+    assert len(lines) == len({series.name for series in intervals}) == 2, "MLM 20% is not drawn"
+    assert {series.look.colour for series in intervals} == {series.look.colour for series in lines}
+    lowest = min(value for series in lines for value in (*series.y, *series.low))
+    assert len({series.y for series in intervals}) == 2
+    assert all(max(series.y) < lowest for series in intervals)
+    assert figure.caption.count("CLM alone is not a split") == figure.caption.count("Intervals cover") == 1
 
 
 # ---------------------------------------------------------------- a paper's numbers
@@ -370,8 +469,15 @@ def test_four_published_splits_do_not_locate_the_best(plan_of):
     text = render(answers[0], plan_of("paper"), "studies/paper.py")
     assert "printed means" in text
     assert "not other pretraining seeds" in text
+    assert [to_json(answer)["chosen"] for answer in answers] == [None] * 3, "test means choose nothing"
     with pytest.raises(SpecError, match=r"papers="):
         published_splits(plan_of("split"))
+
+
+def test_published_numbers_have_no_device(verb):
+    code, out, err = verb("split", "studies/paper.py", "--published", "--device", "h200")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert "--device" in err
 
 
 def test_the_example_study_shares_its_trunks(plan_of):

@@ -327,10 +327,15 @@ def split(
     device: str = Option("", help="price what to train next on this device; default: this machine's"),
     as_json: AsJson = False,
 ) -> None:
-    """Find the best share of CLM before MLM at a fixed budget, and what to train next. Computes nothing."""
+    """Find the best share of CLM before MLM at a fixed budget, and what to train next. Trains nothing."""
+    from biphase.errors import SpecError
     from biphase.report.evidence import gather
     from biphase.report.splits import best_splits, published_splits, render, to_json
 
+    if published and device:
+        raise SpecError(
+            "--device prices what to train next, which --published does not say; leave out one of them"
+        )
     plan, store, identities = planned(study_file, store_folder)
     if published:
         answers = published_splits(plan, loss)

@@ -109,6 +109,8 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
         answer = f"Not answered yet: no model has a complete seed ({done:,} of {counted(of, 'score')} done)."
         return answer, "", ()
     best = _best(evidence, group)
+    if best is None:
+        return "Not answered yet: only pretraining seeds kept for confirmation have scores.", "", ()
     recipe, trained = best.recipe, best.recipe.kind != "start"
     # The recipe without its size, which precedes it; the name of a model that was not trained here.
     what = recipe.words().split(" · ", 1)[1] if trained else best.name
@@ -193,16 +195,16 @@ def _comparable(models: list[Model]) -> list[Model]:
     return max(groups.values(), key=worth, default=[]) or models[:1]
 
 
-def _best(evidence: Evidence, models: list[Model]) -> Model:
+def _best(evidence: Evidence, models: list[Model]) -> Model | None:
     """The model with the best validation score on the seeds that all models have; the first of equals.
 
     If no seed is complete for all models, each model is averaged over its own seeds. A model that has only seeds kept for
-    confirmation has no score to be chosen by.
+    confirmation has no score to be chosen by. None: no model has one.
     """
     tables = [_average(evidence, one, "validation") for one in models]
     shared = np.all([np.isin(np.arange(len(evidence.seeds)), kept(one)[1]) for one in tables], axis=0)
     means = [across(one[:, shared] if shared.any() else one).mean for one in tables]
-    return models[int(np.argmax(np.nan_to_num(means, nan=-math.inf)))]
+    return models[int(np.nanargmax(means))] if np.isfinite(means).any() else None
 
 
 def _against(measure: Measure, best: Model, group: list[Model]) -> Iterable[Lead]:
@@ -210,13 +212,15 @@ def _against(measure: Measure, best: Model, group: list[Model]) -> Iterable[Lead
     kinds = dict.fromkeys(one.recipe.kind for one in group)
     if len(kinds) == 1:
         rival = _best(measure.evidence, [one for one in group if one is not best])
-        yield _lead(measure, best, rival, "", "the next")
+        if rival:
+            yield _lead(measure, best, rival, "", "the next")
         return
     for kind in kinds:
         if kind != best.recipe.kind:
             of_kind = [one for one in group if one.recipe.kind == kind]
             note = "the best of its kind" if len(of_kind) > 1 else ""
-            yield _lead(measure, best, _best(measure.evidence, of_kind), KINDS[kind], note)
+            if rival := _best(measure.evidence, of_kind):
+                yield _lead(measure, best, rival, KINDS[kind], note)
 
 
 def _lead(measure: Measure, best: Model, rival: Model, kind: str, note: str) -> Lead:

@@ -12,6 +12,7 @@ are reported of the chosen split, and separately for the seeds of confirmation. 
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -38,11 +39,10 @@ from biphase.report.statistics.curves import (
 )
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.statistics.moderated import cells_of, padded
-from biphase.specs import CLM, Objective, Pretrain, Stage, Study
-from biphase.store import Store
+from biphase.specs import CLM, Objective, Pretrain, Stage
 from biphase.study.plan import Plan, make_plan
 from biphase.study.prices import Bill, bill
-from biphase.text import MISSING, counted, duration, fixed, interval, listed, signed
+from biphase.text import MISSING, aligned, counted, duration, fixed, interval, listed, signed
 
 FEWEST = 3  # splits that determine a quadratic
 LEVEL = 0.95
@@ -50,6 +50,7 @@ MEAN = "mean"  # of families, equally weighted
 GRID = 20  # candidates for the next split are multiples of one twentieth
 APART = 0.02  # a candidate is at least this far from every split there is
 SHOWN = 3  # proposals
+PRINTED = "the scatter of these printed means, not other pretraining seeds"
 ALIKE = 1e-9  # points: what rounding can make of equal scores
 
 Row = dict[int, Floats]  # pretraining seed → scores of one split in percent, one for each fine-tuning seed
@@ -68,14 +69,9 @@ class Sweep:
     def shares(self) -> tuple[float, ...]:
         return tuple(model.recipe.causal_share for model in self.models)
 
-    def seeds(self, confirm: Sequence[int]) -> tuple[list[int], list[int]]:
-        """The pretraining seeds that choose, and those kept for confirmation."""
-        every = sorted({seed for model in self.models for seed in model.seeds})
-        return [seed for seed in every if seed not in confirm], [seed for seed in every if seed in confirm]
-
     def percent(self, share: float) -> str:
         """A share as text, with a decimal if two splits would be called the same without."""
-        distinct = len({round(100 * one) for one in self.shares}) == len(self.shares)
+        distinct = len({round(100 * known) for known in self.shares}) == len(self.shares)
         return f"{100 * share:.{0 if distinct else 1}f}%"
 
 
@@ -84,13 +80,13 @@ Budget = tuple[str, int, Objective]  # size and setting, steps, the objective of
 
 def _by_budget(study: ComparableModels) -> dict[Budget, dict[float, Model]]:
     """Models by their share of CLM, for the budgets at which some model was trained with CLM, then MLM."""
-    found: dict[Budget, dict[float, Model]] = {}
+    budgets: dict[Budget, dict[float, Model]] = {}
     for line in (line for group in study.groups for line in group):
         for model in (*line.finals("mlm"), *line.finals("clm-mlm")):
             recipe = model.recipe
             budget = line.title, recipe.steps, recipe.spans[-1].objective
-            found.setdefault(budget, {})[recipe.causal_share] = model
-    return {budget: models for budget, models in found.items() if any(models)}
+            budgets.setdefault(budget, {})[recipe.causal_share] = model
+    return {budget: models for budget, models in budgets.items() if any(models)}
 
 
 def sweeps(study: ComparableModels) -> list[Sweep]:
@@ -104,11 +100,11 @@ def sweeps(study: ComparableModels) -> list[Sweep]:
 
 def asked_sweeps(study: ComparableModels) -> list[Sweep]:
     """As `sweeps`, for a user who asks for the best split: a study that cannot answer is refused."""
-    found, where = sweeps(study), f"study {study.plan.study.name!r}"
+    comparable, where = sweeps(study), f"study {study.plan.study.name!r}"
     if not study.finetune:
         raise SpecError(f"{where} fine-tunes nothing, so no split has a score; add finetune=Finetune(…)")
-    if found:
-        return found
+    if comparable:
+        return comparable
     budgets = _by_budget(study)
     if not budgets:
         raise SpecError(
@@ -157,15 +153,15 @@ def validation_scores(evidence: Evidence, sweep: Sweep) -> dict[str, list[Row]]:
 
 def published_scores(numbers: Published, sweep: Sweep, families: Iterable[str]) -> dict[str, list[Row]]:
     """What a paper prints for the same recipes: test means of one pretraining seed each."""
-    found: dict[str, list[Row]] = {}
+    tables: dict[str, list[Row]] = {}
     for family in families:
         values = [numbers.family_mean(model.recipe, family) for model in sweep.models]
-        found[family] = [{} if value is None else {0: np.array([value])} for value in values]
+        tables[family] = [{} if value is None else {0: np.array([value])} for value in values]
     means = [
         {0: np.mean([row[0] for row in rows], axis=0)} if all(rows) else {}
-        for rows in zip(*found.values(), strict=True)
+        for rows in zip(*tables.values(), strict=True)
     ]
-    return found | {MEAN: means}
+    return tables | {MEAN: means}
 
 
 # ---------------------------------------------------------------- the answer
@@ -184,40 +180,68 @@ class SplitCurve:
     where: Located | None = None  # the optimum
     nearly: tuple[tuple[float, float], ...] = ()  # splits shown to lose less than the stated loss
     lacks: str = ""  # why there is no curve
+    left_out: tuple[tuple[float, int], ...] = ()  # splits and seeds with a score that is not used
+
+    @property
+    def covers(self) -> str:
+        """What the interval covers; empty: there is none."""
+        return self.curve.covers if self.curve else ""
 
     @property
     def chosen(self) -> float:
-        """The split with the highest value of the curve; without a curve, with the highest score."""
-        if self.curve is None:
-            return self.shares[int(np.argmax(self.scores))]
-        height, _ = self.curve.at(np.array(self.shares), 1 - LEVEL)
-        return self.shares[int(np.argmax(height))]
+        """Of the splits not shown worse than the best, the one at which the curve (without one: the score) is highest."""
+        return self._highest(self.contenders or self.shares)
+
+    @property
+    def misfit(self) -> float | None:
+        """The scored split at which the curve is highest, if that is shown worse than the best."""
+        top = self._highest(self.shares)
+        return top if self.contenders and top not in self.contenders else None
+
+    def _highest(self, among: Sequence[float]) -> float:
+        heights = np.array(self.scores)
+        if self.curve:
+            heights, _ = self.curve.at(np.array(self.shares), 1 - LEVEL)
+        by_share = dict(zip(self.shares, heights, strict=True))
+        return max(among, key=lambda share: by_share[share])
 
 
-def split_curve(on: str, shares: Sequence[float], rows: Sequence[Row], loss: float) -> SplitCurve | None:
+def split_curve(
+    on: str, shares: Sequence[float], rows: Sequence[Row], loss: float, covers: str = ""
+) -> SplitCurve | None:
     """The answer from scores of several splits; None if no split has a score.
 
-    With several pretraining seeds, a value is the mean of a seed's fine-tunings. Of an incomplete table the block of
-    seeds and splits with the most values is used. `loss`: points that a nearly best split may lose.
+    With several pretraining seeds, a value is the mean of a seed's fine-tunings. Of an incomplete table a complete
+    block is used (`_block`). `loss`: points that a nearly best split may lose. `covers`: what the interval covers, where
+    the scores are not those of pretraining seeds.
     """
     seeds = sorted({seed for row in rows for seed in row})
     if not seeds:
         return None
     known = np.array([[seed in row for row in rows] for seed in seeds])
     kept, columns = _block(known)
-    used, at = [seeds[row] for row in kept], [shares[column] for column in columns]
+    used, scored = [seeds[row] for row in kept], [shares[column] for column in columns]
     cells = [[rows[column][seed] for column in columns] for seed in used]
     table = np.array([[values.mean() for values in row] for row in cells])
-    answer = SplitCurve(on, tuple(at), tuple(used), tuple(table.mean(axis=0)))
+    left_out = [
+        (share, seed)
+        for share, row in zip(shares, rows, strict=True)
+        for seed in row
+        if share not in scored or seed not in used
+    ]
+    means = tuple(table.mean(axis=0))
+    answer = SplitCurve(on, tuple(scored), tuple(used), means, left_out=tuple(left_out))
     answer = replace(answer, contenders=_contenders(answer, table, cells[0]))
-    points, count = len(at), len(used)
+    points, count = len(scored), len(used)
     if points < FEWEST:
         return replace(answer, lacks=f"{counted(points, 'split')} scored: a quadratic needs {FEWEST}")
     if count * (points - 1) <= FEWEST - 1:
-        return replace(answer, lacks=f"{points} splits of one trunk leave no scatter: 4 splits, or 2 seeds")
+        why = f"{points} splits of one pretraining seed cannot show noise: add a split, or a pretraining seed"
+        return replace(answer, lacks=why)
     if np.ptp(table - table.mean(axis=1, keepdims=True)) < ALIKE:
         return replace(answer, lacks="all splits score alike, so there is no noise to judge by")
-    curve, region = fit_seeds(at, table, 2), (at[0], at[-1])
+    curve, region = fit_seeds(scored, table, 2), (scored[0], scored[-1])
+    curve = replace(curve, covers=covers or curve.covers)
     return replace(
         answer,
         curve=curve,
@@ -227,7 +251,11 @@ def split_curve(on: str, shares: Sequence[float], rows: Sequence[Row], loss: flo
 
 
 def _block(known: Floats) -> tuple[list[int], list[int]]:
-    """The seeds and splits of the largest complete block; of several, one that a quadratic can be fitted to."""
+    """The seeds and splits of a complete block of the table, at best one that a quadratic can be fitted to.
+
+    Seeds are added in the order of how many splits they have, and the splits that all of them have are kept; of these
+    blocks the one with the most scores is taken. A larger one may exist where seeds have different splits.
+    """
     order = sorted(range(len(known)), key=lambda seed: -known[seed].sum())
     blocks = [
         (sorted(order[:count]), np.flatnonzero(known[order[:count]].all(axis=0)).tolist())
@@ -254,7 +282,7 @@ def _contenders(answer: SplitCurve, table: Floats, tunings: list[Floats]) -> tup
     if not (cells.variance > 0).all():
         return ()
     cells = replace(cells, mean=table.mean(axis=0))
-    return tuple(answer.shares[place] for place in best(cells, LEVEL).contenders)
+    return tuple(answer.shares[index] for index in best(cells, LEVEL).contenders)
 
 
 @dataclass(frozen=True)
@@ -266,25 +294,38 @@ class ScoreOnTest:
     gain: Estimate | None  # over MLM alone, in points; None: it is MLM alone, or no seed has that
 
 
-def score_on_test(evidence: Evidence, sweep: Sweep, share: float, seeds: Sequence[int]) -> ScoreOnTest | None:
-    """The test score of a split over those of the seeds that have it; None if none has.
+def _test_rows(evidence: Evidence, model: Model) -> dict[int, Floats]:
+    """Pretraining seed → the test scores of its fine-tunings as the mean of families; NaN where a family lacks one."""
+    rows = np.mean([evidence.on(model, tasks) for tasks in evidence.families.values()], axis=0)
+    return dict(zip(model.seeds, rows, strict=True))
 
-    Measured as the report measures, from the scores of these pretraining seeds alone.
+
+def score_on_test(evidence: Evidence, sweep: Sweep, share: float, seeds: Sequence[int]) -> ScoreOnTest | None:
+    """The test score of a split over those of the seeds that have scores on every family; None if none has.
+
+    Measured as the report measures, from the scores of these pretraining seeds alone. Against MLM alone it is compared
+    only if that has scores for the same seeds.
     """
-    known = {name: _with_seeds(model, seeds) for name, model in evidence.models.items()}
-    some = replace(evidence, models={name: model for name, model in known.items() if model.seeds})
-    by_share = {model.recipe.causal_share: model.name for model in sweep.models if model.name in some.models}
-    if share not in by_share:
+    by_share = {model.recipe.causal_share: model for model in sweep.models}
+    scored = {
+        at: [seed for seed, row in _test_rows(evidence, model).items() if np.isfinite(row).any()]
+        for at, model in by_share.items()
+        if at in (0.0, share)
+    }
+    seeds = [seed for seed in scored[share] if seed in seeds]
+    known = [_with_seeds(model, seeds) for model in evidence.models.values()]
+    subset = replace(evidence, models={model.name: model for model in known if model.seeds})
+    if not seeds:
         return None
-    chosen, measure = some.models[by_share[share]], Measure(some)
-    found = measure.means([chosen], lambda model: over_families(some, model)).get(chosen.name)
-    if found is None:
+    chosen, measure = subset.models[by_share[share].name], Measure(subset)
+    score = measure.means([chosen], lambda model: over_families(subset, model)).get(chosen.name)
+    if score is None:
         return None
     gain = None
-    if share and 0.0 in by_share:
-        alone = over_families(some, some.models[by_share[0.0]])
-        gain = measure(Contrast("", over_families(some, chosen) - alone)).estimate
-    return ScoreOnTest(chosen.seeds, found.mean, gain if gain and math.isfinite(gain.mean) else None)
+    if share and set(seeds) <= set(scored.get(0.0, ())):
+        alone = subset.models[by_share[0.0].name]
+        gain = measure(Contrast("", over_families(subset, chosen) - over_families(subset, alone))).estimate
+    return ScoreOnTest(chosen.seeds, score.mean, gain if gain and math.isfinite(gain.mean) else None)
 
 
 def _with_seeds(model: Model, seeds: Sequence[int]) -> Model:
@@ -297,83 +338,132 @@ def _with_seeds(model: Model, seeds: Sequence[int]) -> Model:
 
 
 @dataclass(frozen=True)
+class NewRun:
+    """A run to add to the study, and the run of the study that it copies."""
+
+    run: Pretrain
+    template: Pretrain
+
+
+@dataclass(frozen=True)
+class Templates:
+    """The runs of a sweep that new runs may copy: those that do not continue another."""
+
+    runs: dict[tuple[float, int], Pretrain]  # by share of CLM and pretraining seed
+    fresh: int  # the first pretraining seed that no run of the study has
+    taken: set[str]  # names of results: of the study, and of new runs
+
+    @classmethod
+    def of(cls, sweep: Sweep, plan: Plan, taken: set[str]) -> Templates:
+        runs = {
+            (model.recipe.causal_share, seed): run_of(plan, result)[0]
+            for model in sweep.models
+            for seed, result in zip(model.seeds, model.results, strict=True)
+        }
+        whole = {key: run for key, run in runs.items() if run.parent is None and len(run.stages) <= 2}
+        return cls(whole, max(run.root.seed for run in plan.study.runs) + 1, taken)
+
+    def new(self, share: float, seed: int) -> NewRun:
+        """A run with this split and seed: a copy of one with the same split, else of one with the same seed."""
+        key = max(self.runs, key=lambda known: (known[0] == share, known[1] == seed))
+        template = self.runs[key]
+        masked, causal, stages = template.stages[-1], round(share * template.steps), template.stages
+        if key[0] != share:
+            masked = replace(masked, steps=template.steps - causal)
+            stages = (Stage(CLM(), causal), masked) if causal else (masked,)
+        size = getattr(template.start, "name", "").replace("/", "-")
+        name = f"{size}-clm{causal}-{masked.objective.column}-{template.steps}-seed{seed}"
+        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
+        free = next(name for name in names if name not in self.taken)
+        self.taken.add(free)
+        return NewRun(replace(template, name=free, stages=stages, seed=seed, keep=()), template)
+
+
+@dataclass(frozen=True)
 class Proposal:
     """Runs that would shrink the interval of the optimum, and what they cost beyond the plan."""
 
     what: str
-    runs: tuple[Pretrain, ...]
-    shrinks: float  # of the optimum's standard error, in percent
+    runs: tuple[NewRun, ...]
     steps: int
     hours: float | None  # of one device; None: not priced
+    shrinks: float | None = None  # of the optimum's standard error, in percent; None: see `effect`
+    effect: str = ""  # what the runs change, if the interval would then cover something else
+
+    @property
+    def worth(self) -> float:
+        """The shrinkage per hour; per step, if hours are not known."""
+        return (self.shrinks or 0.0) / (self.steps if self.hours is None else self.hours)
 
 
 def proposals(
-    sweep: Sweep, answer: SplitCurve, plan: Plan, store: Store, identities: Identities, device: str = ""
-) -> tuple[tuple[Proposal, ...], Bill | None]:
-    """The next splits by how much they shrink the optimum's standard error per hour, then one more pretraining seed.
-
-    A new split of every seed is trained from the nearest checkpoint of its trunk that the plan keeps, so its cost is
-    its branch and the piece of the trunk up to it. Where hours are not known, steps are the costs.
-    """
-    templates = _templates(sweep, plan)
-    if answer.where is None or any(seed not in templates for seed in answer.seeds):
-        return (), None
-    longest = min(run.decay_start for run in templates.values()) / sweep.steps
-    shares = [step / GRID for step in range(1, GRID) if step / GRID <= longest]
-    far = [share for share in shares if min(abs(share - one) for one in sweep.shares) >= APART]
-    added = [tuple(_split_run(templates[seed], share, seed) for seed in answer.seeds) for share in far]
-    template, fresh = next(iter(templates.values())), fresh_seed(plan.study)
-    seed_runs = tuple(_split_run(template, share, fresh) for share in answer.shares)
-    priced = bill(plan, store, device, None, tuned=0)
-    costs = [_cost(runs, sweep, plan, identities, store, priced, device) for runs in (*added, seed_runs)]
-    paid = [hours if hours is not None else float(steps) for steps, hours in costs]
-    ranked = next_point(answer.shares, far, paid[:-1], answer.where)
-    by_share = dict(zip(far, zip(added, costs, paid, strict=False), strict=True))
-    splits = []
-    for share, gain in ranked[:SHOWN]:
-        runs, (steps, hours), cost = by_share[share]
-        splits.append(Proposal(sweep.percent(share), runs, gain * cost, steps, hours))
-    count = len(answer.seeds)
-    more = 100 * (1 - math.sqrt(count / (count + 1)))
-    return (*splits, Proposal("one more pretraining seed", seed_runs, more, *costs[-1])), priced
-
-
-def _templates(sweep: Sweep, plan: Plan) -> dict[int, Pretrain]:
-    """A run of each pretraining seed that does not continue another, to copy its fields from."""
-    runs = {
-        seed: run_of(plan, result)[0]
-        for model in sweep.models
-        for seed, result in zip(model.seeds, model.results, strict=True)
-    }
-    return {seed: run for seed, run in runs.items() if run.parent is None and len(run.stages) <= 2}
-
-
-def _split_run(template: Pretrain, share: float, seed: int) -> Pretrain:
-    """The same run with another split and seed."""
-    masked, causal = template.stages[-1], round(share * template.steps)
-    name = f"clm{causal}-{masked.objective.column}-{template.steps}-seed{seed}"
-    stages = (Stage(CLM(), causal),) if causal else ()
-    stages = (*stages, replace(masked, steps=template.steps - causal))
-    return replace(template, name=name, stages=stages, seed=seed, keep=())
-
-
-def fresh_seed(study: Study) -> int:
-    return max(run.root.seed for run in study.runs) + 1
-
-
-def _cost(
-    runs: tuple[Pretrain, ...], sweep: Sweep, plan: Plan, identities: Identities, store: Store, priced: Bill,
+    sweep: Sweep,
+    answer: SplitCurve,
+    templates: Templates,
+    evidence: Evidence,
+    identities: Identities,
     device: str,
-) -> tuple[int, float | None]:  # fmt: skip
-    """Steps and hours of runs beyond those of the plan, their fine-tunings included where those have a price."""
-    study = replace(plan.study, runs=(*plan.study.runs, *runs), finetune=None, claims=(), confirm=())
-    wider = make_plan(study, identities)
-    left = wider.left(plan.jobs)
-    steps = sum(wider.jobs[key].steps for key in left)
-    hours = bill(wider, store, device, None, tuned=0).hours(left)
-    like = plan.results[sweep.models[-1].results[0]]
-    tuning = priced.finetuning({grid: count for grid, count in priced.grids.items() if grid[0] == like})
-    return steps, None if hours is None else hours + tuning * len(runs)
+) -> tuple[tuple[Proposal, ...], Bill | None]:
+    """The next splits, and one more pretraining seed, by how much they shrink the optimum's standard error per hour.
+
+    Shrinkage is modelled from the scatter about the curve. Below three pretraining seeds one more seed changes what the
+    interval covers: it comes last, with words instead of a shrinkage. Its seed is not that of the confirmation. A new
+    split of every seed is trained from the nearest checkpoint of its trunk that the plan keeps, so its cost is its
+    branch and the piece of the trunk up to it. Where hours are not known, steps are the costs.
+    """
+    count = len(answer.seeds)
+    if answer.where is None or not {seed for _, seed in templates.runs}.issuperset(answer.seeds):
+        return (), None
+    longest = min(run.decay_start for run in templates.runs.values()) / sweep.steps
+    shares = [step / GRID for step in range(1, GRID) if step / GRID <= longest]
+    shares = [share for share in shares if min(abs(share - planned) for planned in sweep.shares) >= APART]
+    candidates = [tuple(templates.new(share, seed) for seed in answer.seeds) for share in shares]
+    seed_runs = tuple(templates.new(share, templates.fresh + 1) for share in answer.shares)
+    costs, prices = _costs([*candidates, seed_runs], sweep, evidence, identities, device)
+    shrinkage = dict(next_point(answer.shares, shares, [1.0] * len(shares), answer.where))
+    splits = [
+        Proposal(sweep.percent(share), runs, *cost, shrinks=shrinkage[share])
+        for share, runs, cost in zip(shares, candidates, costs[:-1], strict=True)
+    ]
+    ranked = sorted(splits, key=lambda proposal: -proposal.worth)[:SHOWN]
+    seed = Proposal("one more pretraining seed", seed_runs, *costs[-1])
+    if count > 2:
+        seed = replace(seed, shrinks=100 * (1 - math.sqrt(count / (count + 1))))
+        return tuple(sorted([*ranked, seed], key=lambda proposal: -proposal.worth)), prices
+    about = "the recipe, not about these two seeds" if count == 2 else "two pretraining seeds, not about one"
+    return (*ranked, replace(seed, effect=f"makes the interval one about {about},")), prices
+
+
+def _costs(
+    candidates: list[tuple[NewRun, ...]],
+    sweep: Sweep,
+    evidence: Evidence,
+    identities: Identities,
+    device: str,
+) -> tuple[list[tuple[int, float | None]], Bill]:
+    """Steps and hours of each candidate's runs beyond the plan, their fine-tunings included where those have a price.
+
+    The prices of the plan come with them.
+    """
+    plan, prices = evidence.plan, bill(evidence.plan, evidence.store, device, None, tuned=0)
+    runs = (*plan.study.runs, *(new.run for candidate in candidates for new in candidate))
+    wider = make_plan(replace(plan.study, runs=runs, finetune=None, claims=(), confirm=()), identities)
+    wider_prices = bill(wider, evidence.store, device, None, tuned=0)
+    tuned = plan.results[sweep.models[-1].results[0]]
+    tuning = prices.finetuning({grid: count for grid, count in prices.grids.items() if grid[0] == tuned})
+    costs = []
+    for candidate in candidates:
+        paths = [reversed(wider.path(wider.results[new.run.name])) for new in candidate]
+        # The plan keeps its checkpoints: only the jobs after the last of them are to be paid.
+        jobs = {
+            job.key: job
+            for path in paths
+            for job in itertools.takewhile(lambda job: job.key not in plan.jobs, path)
+        }
+        hours = wider_prices.hours(jobs)
+        steps = sum(job.steps for job in jobs.values())
+        costs.append((steps, None if hours is None else hours + tuning * len(candidate)))
+    return costs, prices
 
 
 # ---------------------------------------------------------------- the whole answer, as text and as JSON
@@ -386,35 +476,46 @@ class BestSplit:
     sweep: Sweep
     loss: float  # points that a nearly best split may lose
     curves: dict[str, SplitCurve]  # by family, then the mean; those with scores
+    unscored: tuple[str, ...]  # families without scores, and the mean
     of: str  # which scores: "validation", or "published"
     searched: ScoreOnTest | None = None
     confirmed: ScoreOnTest | None = None
+    awaited: tuple[int, ...] = ()  # pretraining seeds of the confirmation that lack scores
     next: tuple[Proposal, ...] = ()
+    confirmation: tuple[NewRun, ...] = ()  # runs of a fresh pretraining seed, if none is planned
     prices: Bill | None = None  # of the plan, on the device of the proposals
 
     @property
     def chosen(self) -> float | None:
-        """The chosen split: by the mean of families, of which every one must have scores."""
-        return self.curves[MEAN].chosen if MEAN in self.curves else None
+        """The chosen split: by validation scores only, and by the mean of families, of which every one must have scores."""
+        return self.curves[MEAN].chosen if self.of == "validation" and MEAN in self.curves else None
 
 
-def chosen_splits(evidence: Evidence, found: Iterable[Sweep], loss: float) -> list[BestSplit]:
+def _best_split(sweep: Sweep, tables: dict[str, list[Row]], loss: float, of: str) -> BestSplit:
+    covers = "" if of == "validation" else PRINTED
+    curves = {on: split_curve(on, sweep.shares, rows, loss, covers) for on, rows in tables.items()}
+    known = {on: curve for on, curve in curves.items() if curve is not None}
+    return BestSplit(sweep, loss, known, tuple(on for on in curves if on not in known), of)
+
+
+def chosen_splits(evidence: Evidence, compared: Iterable[Sweep], loss: float) -> list[BestSplit]:
     """What the validation scores of each sweep say; seeds of confirmation take no part."""
-    return [_best_split(sweep, validation_scores(evidence, sweep), loss, "validation") for sweep in found]
+    return [_best_split(sweep, validation_scores(evidence, sweep), loss, "validation") for sweep in compared]
 
 
 def best_splits(
     evidence: Evidence, identities: Identities, loss: float | None = None, device: str = ""
 ) -> list[BestSplit]:
     """The answer for each sweep of a study, from its scores. `loss`: by default the study's `effect`."""
-    plan = evidence.plan
-    found = asked_sweeps(comparable_models(plan, evidence.models))
-    answers = chosen_splits(evidence, found, plan.study.effect if loss is None else loss)
-    return [_with_test_scores(answer, evidence, identities, device) for answer in answers]
+    study = evidence.plan.study
+    compared = asked_sweeps(comparable_models(evidence.plan, evidence.models))
+    answers = chosen_splits(evidence, compared, study.effect if loss is None else loss)
+    taken = {name for run in study.runs for name in run.results}
+    return [_with_test_scores(answer, evidence, identities, device, taken) for answer in answers]
 
 
 def published_splits(plan: Plan, loss: float | None = None) -> list[BestSplit]:
-    """The same from the numbers that the study's paper prints for these recipes."""
+    """The same from the numbers that the study's paper prints for these recipes; nothing is chosen by test means."""
     papers = papers_of(plan.study)
     if not papers:
         raise SpecError(f"study {plan.study.name!r} names no paper with numbers to use; add papers=(…)")
@@ -426,60 +527,70 @@ def published_splits(plan: Plan, loss: float | None = None) -> list[BestSplit]:
 
 
 def _with_test_scores(
-    answer: BestSplit, evidence: Evidence, identities: Identities, device: str
+    answer: BestSplit, evidence: Evidence, identities: Identities, device: str, taken: set[str]
 ) -> BestSplit:
-    """Add what follows from the choice: its test scores, and what to train next."""
+    """Add what follows from the choice: its test scores, and what to train next. `taken`: names of results."""
     sweep, plan, share = answer.sweep, evidence.plan, answer.chosen
     if share is None:
         return answer
-    searched, confirming = sweep.seeds(plan.study.confirm)
-    proposed, prices = proposals(sweep, answer.curves[MEAN], plan, evidence.store, identities, device)
+    mean, templates = answer.curves[MEAN], Templates.of(sweep, plan, taken)
+    chosen = next(model for model in sweep.models if model.recipe.causal_share == share)
+    compared = [model for model in sweep.models if model.recipe.causal_share in (0.0, share)]
+    awaited = {
+        seed
+        for model in compared
+        for seed, row in _test_rows(evidence, model).items()
+        if seed in plan.study.confirm and not np.isfinite(row).all()
+    }
+    confirming = [seed for seed in chosen.seeds if seed in plan.study.confirm]
+    confirmation = []
+    if not confirming and templates.runs:
+        confirmation = [templates.new(at, templates.fresh) for at in sorted({0.0, share})]
+    proposed, prices = proposals(sweep, mean, templates, evidence, identities, device)
     return replace(
         answer,
-        searched=score_on_test(evidence, sweep, share, searched),
+        searched=score_on_test(evidence, sweep, share, mean.seeds),
         confirmed=score_on_test(evidence, sweep, share, confirming),
+        awaited=tuple(sorted(awaited)) if confirming else (),
         next=proposed,
+        confirmation=tuple(confirmation),
         prices=prices,
     )
 
 
-def _best_split(sweep: Sweep, scores: dict[str, list[Row]], loss: float, of: str) -> BestSplit:
-    curves = {on: split_curve(on, sweep.shares, rows, loss) for on, rows in scores.items()}
-    return BestSplit(sweep, loss, {on: curve for on, curve in curves.items() if curve is not None}, of)
-
-
 def render(answer: BestSplit, plan: Plan, command_path: str) -> str:
     """The answer as text for a terminal. `command_path`: the study as typed after a verb."""
-    return "\n".join(_lines(answer, plan, command_path))
-
-
-def _lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
-    sweep = answer.sweep
+    sweep, share = answer.sweep, answer.chosen
     lines = [f"{sweep.title} · {sweep.steps:,} steps · CLM, then {sweep.masking}", ""]
+    compute = f"Next: biphase run {command_path}"
     if not answer.curves:
         missing = f"no split has {answer.of} scores yet"
         if answer.of != "validation":
-            return [*lines, f"{missing}: too few are printed"]
-        return [*lines, f"{missing} ({listed([*map(sweep.percent, sweep.shares)])} are planned)",
-                f"Next: biphase run {command_path}"]  # fmt: skip
-    lines += [*_score_table(answer), "", *_split_table(answer), "", *in_words(answer)]
-    share = answer.chosen
-    if answer.of != "validation" or share is None:
-        return lines
-    causal = round(share * sweep.steps)
-    lines += [
-        "",
-        f"Chosen by validation: {sweep.percent(share)}, CLM for {causal:,} of {sweep.steps:,} steps.",
-    ]
-    return [*lines, *_test_lines(answer), *_next_lines(answer), *_confirm_lines(answer, plan, command_path)]
+            return "\n".join([*lines, f"{missing}: too few are printed"])
+        planned = listed([*map(sweep.percent, sweep.shares)])
+        return "\n".join([*lines, f"{missing} ({planned} are planned)", compute])
+    lines += [*_score_table(answer), "", *_split_table(answer)]
+    incomplete = _by_text(answer, lambda curve: _left_out(curve, sweep.percent))
+    if answer.unscored:
+        incomplete.append(f"{listed([*answer.unscored])}: no split has {answer.of} scores")
+    lines += [*incomplete, *([compute] * bool(incomplete and answer.of == "validation"))]
+    lines += ["", *in_words(answer), *closing(answer)]
+    if share is not None:
+        causal = round(share * sweep.steps)
+        lines += [
+            "",
+            f"Chosen by validation: {sweep.percent(share)}, CLM for {causal:,} of {sweep.steps:,} steps.",
+            *_test_lines(answer),
+            *_next_lines(answer),
+            *_code_lines(answer, plan, command_path),
+        ]
+        if answer.awaited:
+            lines += ["", f"The confirmation lacks scores of {_seeds(answer.awaited)}. {compute}"]
+    return "\n".join(lines)
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return [
-        "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in rows
-    ]
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed([*map(str, seeds)])}"
 
 
 def _score_table(answer: BestSplit) -> list[str]:
@@ -488,7 +599,7 @@ def _score_table(answer: BestSplit) -> list[str]:
     for curve in answer.curves.values():
         scores = dict(zip(curve.shares, curve.scores, strict=True))
         rows.append([curve.on, *(fixed(scores.get(share, math.nan)) for share in sweep.shares)])
-    return _aligned(rows)
+    return aligned(rows)
 
 
 def _split_table(answer: BestSplit) -> list[str]:
@@ -496,18 +607,30 @@ def _split_table(answer: BestSplit) -> list[str]:
     percent = answer.sweep.percent
     rows = [["", "best split", "95% interval", f"loses < {answer.loss:g}", "not shown worse than the best"]]
     for curve in answer.curves.values():
-        among = MISSING
-        if curve.contenders:
-            every = len(curve.contenders) == len(curve.shares)
-            among = f"all {len(curve.shares)}" if every else ", ".join(map(percent, curve.contenders))
-        found = [MISSING] * 3
+        contenders = ", ".join(map(percent, curve.contenders)) or MISSING
+        if len(curve.contenders) == len(curve.shares):
+            contenders = f"all {len(curve.shares)}"
+        optimum_cells = [MISSING] * 3
         if curve.where:
             flat = _pieces(curve.nearly, percent) or "none shown"
-            found = [percent(curve.where.estimate), _pieces(curve.where.pieces, percent), flat]
-        rows.append([curve.on, *found, among])
-    reasons = dict.fromkeys(curve.lacks for curve in answer.curves.values() if curve.lacks)
-    lacking = {why: [curve.on for curve in answer.curves.values() if curve.lacks == why] for why in reasons}
-    return [*_aligned(rows), *(f"{listed(names)}: {why}" for why, names in lacking.items())]
+            optimum_cells = [percent(curve.where.estimate), _pieces(curve.where.pieces, percent), flat]
+        rows.append([curve.on, *optimum_cells, contenders])
+    return [*aligned(rows, left=len(rows[0])), *_by_text(answer, lambda curve: curve.lacks)]
+
+
+def _by_text(answer: BestSplit, text: Callable[[SplitCurve], str]) -> list[str]:
+    """A line for each distinct text of the curves, with the names of the curves that have it."""
+    texts = {curve.on: text(curve) for curve in answer.curves.values()}
+    return [
+        f"{listed([on for on in texts if texts[on] == value])}: {value}"
+        for value in dict.fromkeys(texts.values())
+        if value
+    ]
+
+
+def _left_out(curve: SplitCurve, percent: Callable[[float], str]) -> str:
+    scores = ", ".join(f"{percent(share)} of seed {seed}" for share, seed in curve.left_out)
+    return f"left out, because not every seed has every split: {scores}" if scores else ""
 
 
 def _pieces(pieces: Iterable[tuple[float, float]], percent: Callable[[float], str]) -> str:
@@ -516,49 +639,51 @@ def _pieces(pieces: Iterable[tuple[float, float]], percent: Callable[[float], st
 
 
 def in_words(answer: BestSplit) -> list[str]:
-    """The answer on the mean of families, and what its intervals cover."""
+    """The answer on the mean of families."""
     percent, mean = answer.sweep.percent, answer.curves.get(MEAN)
-    points = f"{answer.loss:g} {'point' if answer.loss == 1 else 'points'}"
-    lines = []
-    if mean and mean.where:
+    if mean is None or mean.where is None:
+        return []
+    where, points = mean.where, f"{answer.loss:g} {'point' if answer.loss == 1 else 'points'}"
+    lines = [
+        f"By a quadratic, the mean of families is best at {percent(where.estimate)} CLM; 95% interval: "
+        f"{_pieces(where.pieces, percent)}."
+    ]
+    if mean.misfit is not None:
         lines.append(
-            f"{_scope(answer)}, the mean of families is best at {percent(mean.where.estimate)} CLM by a quadratic; 95% "
-            f"interval: {_pieces(mean.where.pieces, percent)}."
+            f"The quadratic does not fit: {percent(mean.misfit)}, where it is highest, is shown worse than the best, so "
+            f"{percent(mean.chosen)} is chosen."
         )
-        lines += [
-            f"Any split between {percent(low)} and {percent(high)} loses less than {points}."
-            for low, high in mean.nearly
-        ] or [f"No split is shown to lose less than {points}."]
-        if mean.where.open_above:
-            lines.append(
-                f"The interval reaches {percent(mean.where.region[1])}, the longest CLM stage that was scored: a longer one "
-                "may be better."
-            )
-    return [*lines, covers(answer), "CLM alone is not a split and is left out."]
+    lines += [
+        f"Any split between {percent(low)} and {percent(high)} loses less than {points}."
+        for low, high in mean.nearly
+    ] or [f"No split is shown to lose less than {points}."]
+    shortest, longest = where.region
+    if where.open_below and shortest:
+        lines.append(
+            f"The interval reaches {percent(shortest)}, the shortest CLM stage that was scored: a shorter one may be better."
+        )
+    elif where.open_below:
+        lines.append("The interval reaches 0%: MLM alone may be best.")
+    if where.open_above:
+        lines.append(
+            f"The interval reaches {percent(longest)}, the longest CLM stage that was scored: a longer one may be better."
+        )
+    return lines
 
 
-def _scope(answer: BestSplit) -> str:
-    if answer.of != "validation":
-        return "For these published models"
-    seeds = len(answer.curves[MEAN].seeds)
-    return {1: "For this trunk", 2: "For these two pretraining seeds"}.get(
-        seeds, f"Over {seeds} pretraining seeds"
-    )
-
-
-def covers(answer: BestSplit) -> str:
-    """What the intervals are about: the recipe only from three pretraining seeds on."""
-    seeds = max((len(curve.seeds) for curve in answer.curves.values()), default=0)
-    if answer.of == "validation" and seeds > 2:
-        return "Intervals cover other pretraining seeds."
-    means = "printed means" if answer.of != "validation" else "scores"
-    return f"Intervals cover the scatter of these {means} about their curve, not other pretraining seeds."
+def closing(answer: BestSplit) -> list[str]:
+    """What the intervals cover, and what is left out."""
+    covers = {curve.covers for curve in answer.curves.values() if curve.covers}
+    lines = [f"Intervals cover {text}." for text in covers]
+    if len(covers) > 1:
+        lines = _by_text(answer, lambda curve: curve.covers and f"the interval covers {curve.covers}.")
+    return [*lines, "CLM alone is not a split and is left out."]
 
 
 def _test_lines(answer: BestSplit) -> list[str]:
     """The test scores, which played no part in the choice."""
     lines = ["Its test scores, which played no part in the choice, as the mean of families:"]
-    both = ((answer.searched, "the seeds that chose it"), (answer.confirmed, "confirmation"))
+    both = ((answer.searched, "the seeds that chose it: biased upwards"), (answer.confirmed, "confirmation"))
     for score, role in both:
         if score is None:
             continue
@@ -567,8 +692,7 @@ def _test_lines(answer: BestSplit) -> list[str]:
             around = interval(gain.low, gain.high, sign=True)
             over = f"{around} over {gain.covers}" if around else "no interval"
             against = f", {signed(gain.mean)} points against MLM alone ({over})"
-        seeds = f"{'seed' if len(score.seeds) == 1 else 'seeds'} {listed([*map(str, score.seeds)])}"
-        lines.append(f"  {seeds} ({role}): {fixed(score.mean)}%{against}")
+        lines.append(f"  {_seeds(score.seeds)} ({role}): {fixed(score.mean)}%{against}")
     return lines
 
 
@@ -578,60 +702,48 @@ def _next_lines(answer: BestSplit) -> list[str]:
         return []
     prices = answer.prices if answer.next[0].hours is not None else None
     per = f"hour on {prices.device}" if prices else "step"
+    if len(answer.curves[MEAN].seeds) > 2:
+        per += ", if seeds differ in level only"
     lines = ["", f"What to train next, by how much the optimum's standard error shrinks per {per}:"]
     for proposal in answer.next:
         hours = "" if proposal.hours is None else f", {duration(3600 * proposal.hours)}"
-        lines.append(
-            f"  {proposal.what}: {proposal.shrinks:.0f}% smaller for {counted(proposal.steps, 'step')}{hours}"
-        )
+        effect = proposal.effect if proposal.shrinks is None else f"{proposal.shrinks:.0f}% smaller"
+        lines.append(f"  {proposal.what}: {effect} for {counted(proposal.steps, 'step')}{hours}")
     if prices and prices.efficiency:
         lines.append(f"  (times are FLOPs at {prices.efficiency:.0%} of the peak, without fine-tunings)")
     return lines
 
 
-def _confirm_lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
-    """The next split and the confirmation, as Python to append to the study file."""
-    share, templates = answer.chosen, _templates(answer.sweep, plan)
-    code, after = [], []
+def _code_lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
+    """The first proposal and the confirmation, as Python to append to the study file."""
+    code = []
     if answer.next:
-        code += [f"# the next split, {answer.next[0].what}", *_append(plan, answer.next[0].runs)]
-    chosen = next(model for model in answer.sweep.models if model.recipe.causal_share == share)
-    if answer.confirmed is None and set(chosen.seeds) & set(plan.study.confirm):
-        after = ["", f"The confirmation is not computed yet. Next: biphase run {command_path}"]
-    elif answer.confirmed is None and templates:
-        template, seed = next(iter(templates.values())), fresh_seed(plan.study)
-        runs = [_split_run(template, one, seed) for one in sorted({0.0, chosen.recipe.causal_share})]
-        code += ["# the confirmation on a fresh pretraining seed", *_append(plan, runs, confirm=seed)]
+        code += [f"# next: {answer.next[0].what}", *_append(plan, answer.next[0].runs)]
+    if answer.confirmation:
+        seed = answer.confirmation[0].run.seed
+        code += ["# the confirmation on a fresh pretraining seed", *_append(plan, answer.confirmation, seed)]
     if not code:
-        return after
+        return []
     head = ["from dataclasses import replace", "from biphase import CLM, Stage"]
     return [
         "", "To add them, append to the study file what you want of this:", "",
         *(f"    {line}" for line in (*head, *code)),
-        "", f"Then: biphase run {command_path}", *after,
+        "", f"Then: biphase run {command_path}",
     ]  # fmt: skip
 
 
-def _append(plan: Plan, runs: Iterable[Pretrain], confirm: int | None = None) -> list[str]:
-    """Python that adds runs to `study`, each as a copy of the run of the study that it differs least from."""
+def _append(plan: Plan, runs: Iterable[NewRun], confirm: int | None = None) -> list[str]:
+    """Python that adds runs to `study`, each as a copy of its template."""
     records = []
-    for run in runs:
-        alike = [
-            one
-            for one in plan.study.runs
-            if replace(one, name=run.name, stages=run.stages, seed=run.seed, keep=run.keep) == run
-            and replace(one.stages[-1], steps=run.stages[-1].steps) == run.stages[-1]
-        ]
-        like = max(
-            alike, key=lambda one: (one.stages == run.stages, one.seed == run.seed, one.keep == run.keep)
-        )
-        copied = f"study.runs[{plan.study.runs.index(like)}]"
+    for new in runs:
+        run, template = new.run, new.template
+        copied = f"study.runs[{plan.study.runs.index(template)}]"
         fields = [f"name={run.name!r}"]
-        if like.stages != run.stages:
+        if template.stages != run.stages:
             causal = f"Stage(CLM(), {run.stages[0].steps}), " if len(run.stages) > 1 else ""
             fields.append(f"stages=({causal}replace({copied}.stages[-1], steps={run.stages[-1].steps}),)")
-        fields += [f"seed={run.seed}"] if like.seed != run.seed else []
-        fields += ["keep=()"] if like.keep else []
+        fields += [f"seed={run.seed}"] if template.seed != run.seed else []
+        fields += ["keep=()"] if template.keep else []
         records.append(f"    replace({copied}, {', '.join(fields)}),")
     kept = f"confirm=(*study.confirm, {confirm}), " if confirm is not None else ""
     return [f"study = replace(study, {kept}runs=(*study.runs,", *records, "))"]
@@ -658,7 +770,6 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
         "scores": answer.of,
         "planned": sweep.shares,
         "loss": answer.loss,
-        "covers": covers(answer),
         "chosen": answer.chosen,
         "on": {
             curve.on: {
@@ -668,6 +779,7 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
                 "not_shown_worse": curve.contenders,
                 "optimum": curve.where and curve.where.estimate,
                 "interval": curve.where and curve.where.pieces,
+                "covers": curve.covers,
                 "loses_less": curve.nearly,
                 "lacks": curve.lacks,
             }
@@ -678,6 +790,7 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
             {
                 "what": proposal.what,
                 "shrinks_percent": proposal.shrinks,
+                "effect": proposal.effect,
                 "steps": proposal.steps,
                 "hours": proposal.hours,
                 "device": answer.prices.device if answer.prices else "",

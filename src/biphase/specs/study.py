@@ -240,6 +240,11 @@ class Study:
                     f"Study {self.name!r}: confirm names the pretraining seed {seed}, which no run has; known: "
                     f"{', '.join(map(str, sorted(seeds)))}"
                 )
+        if seeds <= set(self.confirm):
+            raise SpecError(
+                f"Study {self.name!r}: confirm names every pretraining seed, so none is left to choose by; leave one out: "
+                f"confirm={tuple(sorted(seeds))[1:]}"
+            )
         tasks = {task.name: task.family for task in self.finetune.tasks} if self.finetune else {}
         claimed = [claim.name for claim in self.claims]
         for claim in self.claims:

@@ -136,7 +136,7 @@ def fit_seeds(x: ArrayLike, scores: ArrayLike, degree: int) -> FittedCurve:
     rest[1:, 1:] = np.linalg.inv(shape.T @ shape) * (np.square(scatter).sum() / df / seeds)
     if seeds < 3:
         which = "this pretraining seed" if seeds == 1 else "these two pretraining seeds"
-        return FittedCurve(coefficients, (rest, df), None, f"scatter of {which}")
+        return FittedCurve(coefficients, (rest, df), None, f"the scatter of {which}, not other ones")
     return FittedCurve(coefficients, (rest, df), (np.cov(each.T) / seeds, seeds - 1), "pretraining seeds")
 
 

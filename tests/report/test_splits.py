@@ -84,6 +84,14 @@ def changed(evidence, part, results, by):
     return replace(evidence, grids=grids)
 
 
+def without(evidence, task, results):
+    """The evidence without the scores of some results on one task."""
+    of_task = replace(evidence, grids={at: grid for at, grid in evidence.grids.items() if at[1] == task})
+    for part in ("validation", "test"):
+        of_task = changed(of_task, part, results, lambda values: values * np.nan)
+    return replace(evidence, grids=evidence.grids | of_task.grids)
+
+
 # ---------------------------------------------------------------- which models
 
 
@@ -225,6 +233,25 @@ def test_the_answer_says_what_it_is_about(study_of, evidence_for, seeds, covers)
         np.mean([answer.curves[family].scores for family in ("SC", "QA")], axis=0)
     )
     json.dumps(to_json(answer), allow_nan=False)
+
+
+def test_each_curve_says_what_its_own_interval_covers(study_of, evidence_for):
+    evidence = evidence_for(study_of())
+    lost = [name for name in evidence.plan.results if name.endswith("seed2")]
+    evidence = without(evidence, "squad", lost)
+    (answer,) = best_splits(evidence, OUTSIDE)
+    covers = {on: "not other" in facts["covers"] for on, facts in to_json(answer)["on"].items()}
+    assert covers == {"SC": False, "QA": True, MEAN: True}
+    lines = render(answer, evidence.plan, "s.py").splitlines()
+    assert [line.split(":")[0] for line in lines if "interval covers" in line] == ["SC", "QA and mean"]
+
+
+def test_a_family_without_scores_has_to_be_run(study_of, evidence_for):
+    evidence = evidence_for(study_of())
+    evidence = without(evidence, "squad", evidence.plan.results)
+    (answer,) = best_splits(evidence, OUTSIDE)
+    assert (answer.unscored, answer.chosen) == (("QA", MEAN), None)
+    assert "Next: biphase run s.py" in render(answer, evidence.plan, "s.py").splitlines()
 
 
 # ---------------------------------------------------------------- the choice does not peek
@@ -390,10 +417,7 @@ def test_scores_are_said_of_the_seeds_that_have_them(study_of, evidence_for, two
     evidence = evidence_for(study_of(confirm=(8, 9)))
     lost = {name for name in evidence.plan.results if name.endswith("seed9")}
     lost |= {two(causal, seed=2).name for causal in (0, 150)}
-    only = replace(evidence, grids={at: grid for at, grid in evidence.grids.items() if at[1] == "squad"})
-    for part in ("validation", "test"):
-        only = changed(only, part, lost, lambda values: values * np.nan)
-    evidence = replace(evidence, grids=evidence.grids | only.grids)
+    evidence = without(evidence, "squad", lost)
     (answer,) = best_splits(evidence, OUTSIDE)
     assert answer.searched.seeds == answer.curves[MEAN].seeds == (0, 1)
     assert (answer.confirmed.seeds, answer.awaited) == ((8,), (9,))

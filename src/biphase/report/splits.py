@@ -534,7 +534,6 @@ def _with_test_scores(
     if share is None:
         return answer
     mean, templates = answer.curves[MEAN], Templates.of(sweep, plan, taken)
-    chosen = next(model for model in sweep.models if model.recipe.causal_share == share)
     compared = [model for model in sweep.models if model.recipe.causal_share in (0.0, share)]
     awaited = {
         seed
@@ -542,7 +541,7 @@ def _with_test_scores(
         for seed, row in _test_rows(evidence, model).items()
         if seed in plan.study.confirm and not np.isfinite(row).all()
     }
-    confirming = [seed for seed in chosen.seeds if seed in plan.study.confirm]
+    confirming = [seed for seed in compared[-1].seeds if seed in plan.study.confirm]  # the chosen split's
     confirmation = []
     if not confirming and templates.runs:
         confirmation = [templates.new(at, templates.fresh) for at in sorted({0.0, share})]

@@ -184,6 +184,19 @@ def test_an_incomplete_checkpoint_is_not_published(saver, store, file):
     assert not store.has(store.checkpoints / "one")
 
 
+def test_a_suspended_worker_cannot_publish_what_the_removal_of_its_leftovers_has_left(
+    saver, store, monkeypatch
+):
+    """It wakes up while its folder is removed, writes the manifest and publishes: all files, or nothing."""
+    folder = store.new_attempt(saver.attempt)
+    (folder / "checkpoint.json").write_text("{}")
+    monkeypatch.setattr(shutil, "rmtree", lambda *args, **kwargs: None)  # the removal has only begun
+    saver.remove_leftovers()
+    with pytest.raises((OSError, StoreError), match=folder.name):
+        publish(folder, store.checkpoints / KEY, {"checkpoint.json": {"bytes": 2, "sha256": ""}})
+    assert not (store.checkpoints / KEY).exists()
+
+
 def test_leftovers_of_a_killed_worker_are_removed_for_the_same_job_only(saver, store):
     left, other = store.new_attempt("checkpoint-training job"), store.new_attempt("checkpoint-another")
     saver.remove_leftovers()

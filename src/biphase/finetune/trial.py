@@ -29,7 +29,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
 import time
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -159,8 +158,8 @@ class Checkpoints:
         if not self.every_steps and about["seconds"] < WORTH_KEEPING:
             return False
         name = f"trial-{self.key}"
-        for left in self.store.attempts.glob(f"{name}-*"):  # left by a worker that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for left in self.store.attempts.glob(f"{name}-*"):  # left by a worker that was killed or is suspended
+            self.store.discard(left)
         with self.store.attempt(name) as folder:
             checksums = {
                 f"{kind}.safetensors": write(folder / f"{kind}.safetensors", _pending(tensors))

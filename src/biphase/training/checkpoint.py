@@ -236,10 +236,14 @@ class Saver:
         self.attempt = f"checkpoint-{job}"
 
     def remove_leftovers(self) -> None:
-        """Remove what a killed worker left: this one holds the training job's lease, so no other writes there."""
+        """Remove what a killed worker left: this one holds the training job's lease.
+
+        A suspended worker may wake up and go on writing there. The folder is renamed away first, so that it cannot
+        publish what is left of it.
+        """
         if self.ranks.first:
             for folder in self.store.attempts.glob(f"{self.attempt}-*"):
-                shutil.rmtree(folder, ignore_errors=True)
+                self.store.discard(folder)
 
     def begin(self, record: CheckpointRecord, *, last: bool, then: Callable[[], None] = lambda: None) -> None:
         """Start writing a checkpoint, after finishing an earlier one.

@@ -46,7 +46,7 @@ def heldout_objectives(objective: Objective) -> tuple[Objective, ...]:
 # Logits per slice: 64 MB in fp32 for a CPU's caches and memory, 1 GB in 16 bits for a GPU, which needs large matmuls.
 SLICE_LOGITS = {"cpu": 2**24, "cuda": 2**29}
 # At least this many slices on a CPU, as long as each has SLICE_ROWS rows for an efficient matmul: it saves memory in
-# small batches. On a GPU small batches need little memory, and fewer slices are 1 to 3% faster.
+# small batches. On a GPU small batches need little memory, and fewer slices are up to 3% faster.
 SLICES = {"cpu": 4, "cuda": 1}
 SLICE_ROWS = 2**11
 ROW_MULTIPLE = 128  # GPU matmuls are efficient with row counts that are a multiple of this

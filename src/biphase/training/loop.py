@@ -234,8 +234,8 @@ class Graphs(Generic[Micro]):
 def worth_capturing(model: LanguageModel, device: torch.device, tokens: int) -> bool:
     """Return whether pretraining steps on micro-batches of `tokens` tokens can be captured, and gain by it.
 
-    Kernels of a large model take longer than their launches: a graph brings nothing, and filling up the labels costs
-    1%.
+    Kernels of a large model take longer than their launches: a graph brings nothing, and the head computes the
+    positions that fill up the labels.
     """
     work = sum(parameter.numel() for parameter in model.parameters()) * tokens
     return device.type == "cuda" and model.encoder.graphable and work < CAPTURED_WORK

@@ -191,6 +191,11 @@ class Chunks:
             )
 
     @property
+    def fixed_segments(self) -> bool:
+        """Whether every row has the same number of segments."""
+        return True
+
+    @property
     def share_with_neighbour(self) -> float:
         """The share of tokens that are followed by another one of their segment."""
         return (self.length - 2) / self.length
@@ -215,6 +220,11 @@ class Rows:
 
     def check(self) -> None:
         check_at_least(self, length=2)
+
+    @property
+    def fixed_segments(self) -> bool:
+        """Whether every row has the same number of segments."""
+        return not self.document_mask
 
     @property
     def share_with_neighbour(self) -> float:

@@ -83,6 +83,28 @@ class StepResult:
         return self.outcome[2]
 
 
+class StepReading:
+    """Loss, gradient norm and nonfinite flag of a step, on their way to the host.
+
+    The copy is queued behind the step, into pinned memory. Reading waits for this step alone; a copy that is queued
+    when it is read would wait for all steps queued before it, and the device would then wait for the host.
+    """
+
+    def __init__(self, outcome: Tensor) -> None:
+        self.event: torch.cuda.Event | None = None
+        self.values = outcome
+        if outcome.is_cuda:
+            self.values = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
+            self.values.copy_(outcome, non_blocking=True)
+            self.event = torch.cuda.Event(blocking=True)
+            self.event.record(torch.cuda.current_stream(outcome.device))
+
+    def read(self) -> list[float]:
+        if self.event is not None:
+            self.event.synchronize()
+        return self.values.tolist()
+
+
 Step = Callable[
     [list[Micro], int, float], StepResult
 ]  # micro-batches, labels of all processes, learning rate

@@ -59,7 +59,16 @@ from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
 from biphase.training.distributed import Placed, Ranks, Replicated, place
-from biphase.training.loop import MOST_CAPTURED, Graphs, Hooks, LoopStep, PlainStep, train, worth_capturing
+from biphase.training.loop import (
+    MOST_CAPTURED,
+    Graphs,
+    Hooks,
+    LoopStep,
+    PlainStep,
+    StepReading,
+    train,
+    worth_capturing,
+)
 from biphase.training.options import RuntimeOptions
 
 
@@ -201,28 +210,6 @@ def heldout_losses(
 
 # Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
 READ_EVERY, BEHIND = 10, 8
-
-
-class StepReading:
-    """Loss, gradient norm and nonfinite flag of a step, on their way to the host.
-
-    The copy is queued behind the step, into pinned memory. Reading waits for this step alone; a copy that is queued
-    when it is read would wait for all steps queued before it, and the device would then wait for the host.
-    """
-
-    def __init__(self, outcome: Tensor) -> None:
-        self.event: torch.cuda.Event | None = None
-        self.values = outcome
-        if outcome.is_cuda:
-            self.values = torch.empty(outcome.shape, dtype=outcome.dtype, pin_memory=True)
-            self.values.copy_(outcome, non_blocking=True)
-            self.event = torch.cuda.Event(blocking=True)
-            self.event.record(torch.cuda.current_stream(outcome.device))
-
-    def read(self) -> list[float]:
-        if self.event is not None:
-            self.event.synchronize()
-        return self.values.tolist()
 
 
 class Meter:
@@ -674,7 +661,7 @@ class Pretraining:
         )
         parts = samples.split(self.micro_rows)
         # A ratio that follows a schedule would fill up to its highest, and the number of documents varies.
-        steady = not phase.objective.restarts and not getattr(run.packing, "document_mask", False)
+        steady = not phase.objective.restarts and run.packing.fixed_segments
         captured = self.graphs is not None and steady and len(parts) <= MOST_CAPTURED
         fixed = self.placed.path == "compiled" or captured
         batches = [

@@ -7,7 +7,7 @@ ends at six budgets. docs/results/crossing has the predictions, and says where t
 
 The study is computed in blocks, each whole by itself:
 
-    biphase run crossing.py --only '2m-*-s1'     then s2 and s3; then '8m-*-s1' and so on; then '30m-*'
+    biphase run crossing.py --only '2m-*-s1*'     then s2 and s3; then '8m-*-s1*' and so on; then '30m-*'
 """
 
 from dataclasses import replace

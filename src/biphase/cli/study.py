@@ -369,6 +369,9 @@ def pack(
     without_examples: bool = Option(
         False, "--without-examples", help="leave out the scores of single examples; much smaller"
     ),
+    without_predictions: bool = Option(
+        False, "--without-predictions", help="leave out predictions, which no report needs"
+    ),
     as_json: AsJson = False,
 ) -> None:
     """Pack what a report of the study needs elsewhere, without weights, into one file."""
@@ -378,7 +381,15 @@ def pack(
 
     plan, store, identities = planned(study_file, store_folder, reads=True)
     results = None if only == "*" else matching(plan, only)
-    packed = archive.pack(plan, store, identities, file, results=results, examples=not without_examples)
+    packed = archive.pack(
+        plan,
+        store,
+        identities,
+        file,
+        results=results,
+        examples=not without_examples,
+        predictions=not without_predictions,
+    )
     for reason in packed.left_out:
         tell(f"left out: {reason}")
     give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: _packed(packed, file))

@@ -334,10 +334,12 @@ def pack(
     *,
     results: Collection[str] | None = None,  # keys of the models to pack; None: all
     examples: bool = True,
+    predictions: bool = True,
 ) -> PackSummary:
     """Write what the store holds of a plan, or of some of its results, into the archive `path`.
 
-    With `examples=False`, trials are packed as metadata only, without per-example values and predictions.
+    With `examples=False`, trials are packed as metadata only, without per-example values and predictions. With
+    `predictions=False`, the values stay: a report needs them, and predictions take four times as much space.
     """
     packed = PackSummary(plan.study.name)
     path_jobs = {job.key for key in results or () for job in plan.path(key)}
@@ -356,7 +358,7 @@ def pack(
             entries.append(ArchiveEntry.of(f"study/failures/{key}.json", as_json(failure)))
 
     def add(place: Path, kind: str) -> bool:
-        files = _result(store, place, kind, packed)
+        files = _result(store, place, kind, packed, predictions=predictions)
         entries.extend(files)
         return bool(files)
 
@@ -402,7 +404,9 @@ def _names(plan: Plan, store: Store) -> Iterable[ArchiveEntry]:
         yield ArchiveEntry.of(f"corpora/{name}", as_json(link))
 
 
-def _result(store: Store, place: Path, kind: str, packed: PackSummary) -> list[ArchiveEntry]:
+def _result(
+    store: Store, place: Path, kind: str, packed: PackSummary, *, predictions: bool
+) -> list[ArchiveEntry]:
     """Return the packable files of a result; empty if it is absent or damaged (see `left_out`)."""
     if not store.knows(place):
         packed.left_out += [fault] if (fault := store.fault(place)) else []
@@ -410,7 +414,8 @@ def _result(store: Store, place: Path, kind: str, packed: PackSummary) -> list[A
     source, folder = store.readable(place), f"{kind}/{place.name}"
     try:
         entries = verify(source, contents=False)
-        names = [*FOLDERS[kind], *(name for name in OPTIONAL.get(kind, ()) if name in entries)]
+        optional = OPTIONAL.get(kind, ()) if predictions else ()  # predictions are the only optional file
+        names = [*FOLDERS[kind], *(name for name in optional if name in entries)]
         for name in names:
             if entries[name]["bytes"] > (most := LARGEST.get(name, LARGEST_OTHER)):
                 raise StoreError(f"{name} has more than {most:,} bytes")

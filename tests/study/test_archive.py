@@ -533,6 +533,15 @@ def test_the_report_of_a_merged_store_is_the_same_byte_for_byte(plan, finished, 
     assert len(here) > 8
 
 
+def test_without_predictions_the_report_is_the_same(plan, finished, tmp_path):
+    store = received(
+        packed(plan, finished, tmp_path / "values.ledger", predictions=False), tmp_path / "values"
+    )
+    assert {path.name for path in store.root.rglob("*.safetensors")} == {"values.safetensors"}
+    here = report(plan, finished, tmp_path / "report-here")
+    assert report(plan_in(store), store, tmp_path / "report-there") == here
+
+
 def test_the_same_ledger_gives_the_same_file_also_after_it_travelled(plan, finished, file, other, tmp_path):
     for path in finished.root.rglob("*"):
         os.utime(path, (1e9, 1e9))

@@ -8,8 +8,9 @@ from huggingface_hub import ModelCard
 from biphase import CLM, MLM, LoRA, Stage
 from biphase.errors import SpecError
 from biphase.export import card
-from biphase.export.card import Base, Card, escaped, grids_of, recipe_lines
+from biphase.export.card import Base, Card, escaped, grids_of
 from biphase.export.folder import find
+from biphase.export.writing import Written
 from biphase.specs import Hub, Pretrain
 
 
@@ -35,9 +36,9 @@ def test_the_card_of_a_checkpoint(folder, trained):
     for line in (
         "| masked, steps 1 to 4 | clm |",
         "| masked, steps 5 to 12 | mlm 40% |",
-        "| tokens | 3.07k in all, 256 a step |",
-        "| learning rate | 0.003 after a warmup of 2 steps, down in a line to 0 over the last 3 steps |",
-        f"| key | `{trained.results['masked']}` |",
+        "| tokens | 3.07k |",
+        "| schedule | WSD(peak=0.003, warmup=2, decay=3) |",
+        f"| key | {trained.results['masked']} |",
         "| corpus | tiny |",
         "| source | train.jsonl |",  # and no folder of this machine
         f"| kinds | accuracy | {grid.test_score()} | standard | {grid.rate:g} | 2 |",
@@ -58,11 +59,11 @@ def test_fill_mask_is_offered_only_if_its_answers_mean_something(name, fills, li
     assert [fact for fact in ("position early", "next token") if fact in text] == ([limit] if limit else [])
 
 
-def test_outside_text_is_escaped(checkpoint):
+def test_outside_text_is_escaped():
     evil = "x\n---\nlicense: mine\n# <script>|`*_[a](b)"
     assert escaped(evil) == "x --- license: mine \\# &lt;script&gt;\\|\\`\\*\\_\\[a\\](b)"
     base = Base("a/b\nc: d", evil, "mit")
-    text = Card(evil, "s", "fill-mask", "transformers", [], [], [], base=base).text()
+    text = Card(evil, evil, "fill-mask", Written("", 0.0, {}, ""), [], [], base=base).text()
     loaded = ModelCard(text)
     assert loaded.data.to_dict() == {
         "library_name": "transformers",
@@ -73,8 +74,6 @@ def test_outside_text_is_escaped(checkpoint):
     }
     assert loaded.text.startswith(f"\n# {escaped(evil)}\n")
     assert "<script>" not in text
-    run = replace(checkpoint.run, name="a|b<i>")
-    assert "| a\\|b&lt;i&gt;, steps 1 to 4 | clm |" in recipe_lines(replace(checkpoint, run=run))
 
 
 def test_sources_are_named_without_folders():
@@ -90,23 +89,22 @@ def test_the_recipe_of_a_checkpoint_before_the_end_and_of_unusual_runs(checkpoin
     stages = (Stage(CLM(), 4), Stage(MLM(0.4), 8, rope_base=160_000.0))
     unusual = replace(checkpoint.run, stages=stages, freeze="embeddings")
     object.__setattr__(unusual, "adapter", LoRA(rank=4))  # which a run from scratch may not have
-    for saved, facts in (
-        (early, ["steps 5 to 6 | mlm 40%", "not decayed"]),
-        (replace(checkpoint, run=unusual),
-         ["LoRA of rank 4, alpha 32", "| frozen | embeddings |", "mlm 40%, rotary base 160,000"]),
-    ):  # fmt: skip
-        text = "\n".join(recipe_lines(saved))
-        assert all(fact in text for fact in facts)
+    assert [row for row in card.recipe(early).rows if "step" in row[0]][-1] == (
+        "masked, steps 5 to 6",
+        "mlm 40%",
+    )
+    rows = dict(card.recipe(replace(checkpoint, run=unusual)).rows)
+    assert rows["masked, steps 5 to 12"] == "mlm 40%, rotary base 160,000"
+    assert (rows["adapter"][:4], rows["freeze"]) == ("LoRA", "embeddings")
     assert card.describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
 
 
 def test_losses_before_and_after():
     table = card.losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
-    assert table[0] == "| held-out loss, nats a token | before | at step 5 |"
-    assert table[2:] == [
-        "| causal | 3.0000 | 4.0000 |", "| masked 40% | 9.0000 | 2.0000 |", "| masked, one before 40% |  | 1.0000 |",
-    ]  # fmt: skip
-    assert len(card.losses({})) == len(card.scores([])) == 1  # a sentence
+    assert table.heads[1:] == ("at step 0", "at step 5")
+    assert [row[1:] for row in table.rows] == [("3.0000", "4.0000"), ("9.0000", "2.0000"), ("", "1.0000")]
+    assert card.losses({}).note
+    assert card.scores([]).note
 
 
 @pytest.mark.parametrize(
@@ -125,7 +123,6 @@ def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
         (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
     base = card.base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
     assert (base.model, base.name, base.licence) == ("", tmp_path.name, licence)
-    assert ("under the licence" in base.describe()) == bool(licence)
 
 
 # ---------------------------------------------------------------- card.scores of a store

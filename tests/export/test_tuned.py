@@ -95,7 +95,7 @@ def test_a_trial_is_exported_by_its_own_key_too(trained, tmp_path):
     text = (made.folder / "README.md").read_text()
     for fact in (
         f"| learning rate, seed | {other.about['lr']:g}, {other.about['seed']} |",
-        f"| key | `{other.key}` |",
+        f"| key | {other.key} |",
         "labels | a beast, a place",
         '| texts | "About: {text}" |',
     ):

@@ -1,18 +1,17 @@
 """The model card (README.md) of an exported model: how to load it, how it was made, its scores, licence and limits.
 
-The file has the licence of the base model, code snippets for loading, the scores that a store holds of a model, and
-`Card`, which huggingface_hub's `ModelCard` renders. Text from outside (names, sources, licences) is escaped, so it is
-shown but never interpreted. Paths on this machine are reduced to their last component.
+`card.md.j2` is the card; huggingface_hub's `ModelCard` renders it with the data of `Card`. Text from outside (names,
+sources, licences) is escaped there, so it is shown but never interpreted. Paths on this machine are reduced to their
+last component.
 """
 
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections import defaultdict
 from dataclasses import dataclass, field
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 from huggingface_hub import ModelCard, ModelCardData, metadata_load
@@ -30,77 +29,6 @@ from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
 from biphase.text import duration, objective_title, short
-
-# ---------------------------------------------------------------- snippets
-# FOLDER stands for the folder or the repository.
-
-
-_HIDDEN_STATES = """\
-from transformers import AutoModel, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = AutoModel.from_pretrained("FOLDER")
-hidden = model(**tokenizer("A text.", return_tensors="pt")).last_hidden_state"""
-
-# Asserts bidirectional attention: the first token's vector must depend on a later token.
-_BIDIRECTIONAL = f"""
-other = model(**tokenizer("A word.", return_tensors="pt")).last_hidden_state
-assert hidden[0, 0].ne(other[0, 0]).any(), "it reads forwards only: pip install 'transformers>={LEAST}'\""""
-
-_FILL_MASK = """\
-from transformers import pipeline
-
-fill = pipeline("fill-mask", model="FOLDER")
-fill(f"The cat {fill.tokenizer.mask_token} on the mat.")"""
-
-_FILL_MASK_HERE = """\
-import biphase  # transformers has no class with a masked head for it
-
-model = biphase.load("FOLDER")
-model.fill_mask(f"The cat {model.mask_token} on the mat.")"""
-
-
-def loading(written: Written, prompts: Prompts, *, fills: bool) -> list[str]:
-    """Python snippets for an encoder; `fills`: its head was trained to fill masks."""
-    blocks = [_HIDDEN_STATES + (_BIDIRECTIONAL if written.edits else "")]
-    if fills:
-        blocks.append(_FILL_MASK if is_masked(written.architecture) else _FILL_MASK_HERE)
-    return [*blocks, embeddings(prompts)]
-
-
-def embeddings(prompts: Prompts) -> str:
-    return f"""\
-from sentence_transformers import SentenceTransformer
-
-model = SentenceTransformer("FOLDER")
-queries = model.encode(["Who sat on the mat?"], prompt_name="query")  # {json.dumps(prompts.query)} before each
-documents = model.encode(["The cat sat on the mat."], prompt_name="document")  # {json.dumps(prompts.document)}
-model.similarity(queries, documents)"""
-
-
-def pipeline_snippet(kind: str) -> str:
-    return f"""\
-from transformers import pipeline
-
-pipeline("{kind}", model="FOLDER")("A text.")"""
-
-
-ANSWERS = """\
-from transformers import AutoModelForQuestionAnswering, AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-model = AutoModelForQuestionAnswering.from_pretrained("FOLDER")
-output = model(**tokenizer("…", return_tensors="pt"))  # start_logits and end_logits of each token"""
-
-_GRAPH = """\
-import onnxruntime
-from transformers import AutoTokenizer
-
-tokenizer = AutoTokenizer.from_pretrained("FOLDER")
-session = onnxruntime.InferenceSession("FOLDER/onnx/model.onnx")
-inputs = tokenizer(["A text."], padding=True, return_tensors="np")
-OUTPUT = session.run(None, dict(inputs))[0]"""
-
 
 # ---------------------------------------------------------------- scores
 # Read from the store; nothing is recomputed. Learning rates are chosen by validation scores.
@@ -193,9 +121,6 @@ def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
 # ---------------------------------------------------------------- card
 
 
-Rows = list[tuple[str, ...]]
-
-
 @dataclass(frozen=True)
 class Base:
     """The existing model that this one was made from, if any."""
@@ -203,14 +128,6 @@ class Base:
     model: str = ""  # a hub id
     name: str = ""
     licence: str = ""
-
-    def describe(self) -> str:
-        if not self.name:
-            return "Made from scratch: whoever publishes it says under which licence."
-        terms = "does not say in its card under which licence it is; look before you publish"
-        if self.licence:
-            terms = f"is under the licence {escaped(self.licence)}"
-        return f"The model it was made from, {escaped(self.name)}, {terms}."
 
 
 def base_of(run: Pretrain) -> Base:
@@ -227,76 +144,55 @@ def base_of(run: Pretrain) -> Base:
     return Base("" if start.local else start.source, without_folders(start.source), licence)
 
 
-_TEMPLATE = """\
----
-{{ card_data }}
----
+@dataclass(frozen=True)
+class Section:
+    """A table with a heading, and a sentence below it."""
 
-# {{ title }}
-
-{{ summary }}
-{% if needs %}
-{{ needs }}
-{% endif %}
-## How to load it
-{% for block in loading %}
-```python
-{{ block }}
-```
-{% endfor %}
-{%- for heading, lines in sections %}
-## {{ heading }}
-
-{{ lines | join("\n") }}
-{% endfor %}
-## Licence
-
-{{ licence }}
-
-## Limits
-
-{% for limit in limits -%}
-- {{ limit }}
-{% endfor %}
-"""
+    title: str
+    heads: tuple[str, ...] = ()
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    note: str = ""
 
 
 @dataclass(frozen=True)
 class Card:
-    """The parts of a card, ready to be written."""
+    """The data of a card."""
 
     title: str
     summary: str
-    pipeline: str  # transformers' pipeline tag
-    library: str
-    loading: list[str]  # Python snippets
-    sections: list[tuple[str, list[str]]]
+    kind: str  # "encoder", or transformers' pipeline of a fine-tuned model
+    written: Written
+    sections: list[Section]
     limits: list[str]
-    tags: list[str] = field(default_factory=list)
     base: Base = field(default_factory=Base)
-    needs: str = ""  # the required version of transformers, as a sentence
+    prompts: Prompts | None = None  # it is a sentence-transformers model
+    fills: bool = False  # its head was trained to fill masks
     graph: str = ""  # the output of the ONNX graph, if there is one
 
     def text(self) -> str:
-        graph = [_GRAPH.replace("OUTPUT", self.graph)] if self.graph else []
+        masked = is_masked(self.written.architecture)
+        pipeline, tags = self.kind, ["biphase"]
+        if self.kind == "encoder":
+            pipeline = "fill-mask" if self.fills and masked else "feature-extraction"
+            tags += ["sentence-transformers", "feature-extraction"]
+        sentences = self.kind == "sentence-similarity"
         metadata = ModelCardData(
-            library_name=self.library,
-            pipeline_tag=self.pipeline,
-            tags=["biphase", *self.tags, *(["onnx"] if graph else [])],
+            library_name="sentence-transformers" if sentences else "transformers",
+            pipeline_tag=pipeline,
+            tags=tags + ["sentence-transformers"] * sentences + ["onnx"] * bool(self.graph),
             license=self.base.licence or None,
             base_model=self.base.model or None,
         )
         return str(
             ModelCard.from_template(
                 metadata,
-                template_str=_TEMPLATE,
-                title=escaped(self.title),
-                summary=self.summary,
-                needs=self.needs,
-                loading=[*self.loading, *graph],
-                sections=self.sections,
-                licence=self.base.describe(),
-                limits=self.limits,
+                template_path=str(Path(__file__).with_name("card.md.j2")),
+                **vars(self),
+                needs=self.written.needs,
+                edited=bool(self.written.edits),
+                masked=masked,
+                least=LEAST,
+                text=escaped,
             )
         )
 
@@ -307,12 +203,6 @@ def escaped(text: str) -> str:
     return re.sub(r"([\\`*_\[\]|#~!])", r"\\\1", line)
 
 
-def table(rows: Rows, heads: tuple[str, ...] = ("", "")) -> list[str]:
-    """A Markdown table; its cells must be escaped already."""
-    lines = [f"| {' | '.join(heads)} |", f"|{'---|' * len(heads)}"]
-    return lines + [f"| {' | '.join(row)} |" for row in rows]
-
-
 def without_folders(source: str) -> str:
     """A source without the folders of this machine."""
     if source.startswith(("hf://", "builtin:")):
@@ -320,9 +210,6 @@ def without_folders(source: str) -> str:
     files = (".json", ".jsonl", ".txt", ".parquet", ".zst")
     local = source.startswith((".", "/", "~")) or source.endswith(files)
     return PurePath(source).name if local else source
-
-
-# ---------------------------------------------------------------- recipe
 
 
 def lineage(run: Pretrain) -> list[Pretrain]:
@@ -336,69 +223,45 @@ def titled(checkpoint: SavedCheckpoint) -> str:
     return run.name if step == run.steps else f"{run.name}, step {step:,}"
 
 
-def describe_start(start: Size | Hub) -> str:
+def describe_start(start: Any) -> str:
     """The start of a run as text: its shape, or the published model."""
     if isinstance(start, Size):
-        return (
-            f"from scratch, {escaped(start.name)}: {start.layers} layers of width {start.hidden}, {start.heads} heads "
-            f"({start.kv_heads} for keys), feed-forward {start.ffn}"
-        )
-    revision = f" at {escaped(start.revision)}" if start.revision else ""
-    parts = [f"{escaped(without_folders(start.source))}{revision}"]
-    parts += [escaped(start.gguf)] if start.gguf else []
-    parts += ["sliding windows opened"] if start.windows == "full" else []
-    return ", ".join(parts)
+        return f"from scratch, {start}"
+    revision = f" at {start.revision}" if start.revision else ""
+    windows = ", sliding windows opened" if start.windows == "full" else ""
+    return f"{without_folders(start.source)}{revision}{start.gguf and f', {start.gguf}'}{windows}"
 
 
-def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
-    """How the weights were trained, run by run, as a table."""
-    runs = lineage(checkpoint.run)
-    rows: Rows = [("start", describe_start(runs[0].start))]  # ty: ignore[invalid-argument-type]  (the first has no run before it)
+# Fields of a run that determine its training, as a study file writes them.
+SETTINGS = ("batch_tokens", "packing", "schedule", "optimizer", "precision", "seed", "adapter", "freeze")
+
+
+def recipe(checkpoint: SavedCheckpoint) -> Section:
+    """How the weights were trained, run by run."""
+    runs, progress = lineage(checkpoint.run), checkpoint.about["progress"]
+    rows = [("start", describe_start(runs[0].start))]
     for run in runs:
         until = checkpoint.step if run is runs[-1] else run.steps
         rows += [
             (
-                f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
+                f"{run.name}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
                 phase.objective.label + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
             )
             for phase in run.phases
             if phase.first < until
         ]
-    return table([*rows, *_training_settings(checkpoint)], ("what", "how"))
-
-
-def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
-    run, progress = checkpoint.run, checkpoint.about["progress"]
-    wsd, adam, packing = run.schedule, run.optimizer, run.packing
-    decayed = "not decayed"
-    if checkpoint.step > run.decay_start:
-        decayed = f"down in a line to 0 over the last {wsd.decay:,} steps"
-    machine = escaped(progress["machine"].get("device", "")) or "one machine"
-    rows: Rows = [
-        ("tokens", f"{short(progress['tokens'])} in all, {short(run.batch_tokens)} a step"),
-        ("rows", f"{type(packing).__name__.lower()} of {packing.length:,} tokens"),
-        ("learning rate", f"{wsd.peak:g} after a warmup of {wsd.warmup:,} steps, {decayed}"),
-        (
-            "optimizer",
-            f"AdamW, betas {adam.betas[0]:g} and {adam.betas[1]:g}, eps {adam.eps:g}, weight decay "
-            f"{adam.weight_decay:g}, gradients clipped at {adam.clip:g}"
-            + (f", layer decay {adam.layer_decay:g}" if adam.layer_decay != 1 else ""),
-        ),
-        ("precision, seed", f"{run.precision}, {run.seed}"),
+    rows += [(name, str(value)) for name in SETTINGS if (value := getattr(checkpoint.run, name)) is not None]
+    machine = progress["machine"].get("device", "") or "one machine"
+    rows += [
+        ("tokens", short(progress["tokens"])),
+        ("time", f"{duration(progress['seconds'])} of training on {machine}"),
+        ("key", checkpoint.key),
     ]
-    if run.adapter:
-        rows.append(("adapter", f"LoRA of rank {run.adapter.rank}, alpha {run.adapter.alpha:g}, merged here"))
-    if run.freeze != "nothing":
-        rows.append(("frozen", escaped(run.freeze)))
-    rows.append(("time", f"{duration(progress['seconds'])} of training on {machine}"))
-    return [*rows, ("key", f"`{checkpoint.key}`")]
+    return Section("How it was trained", ("what", "how"), rows)
 
 
-# ---------------------------------------------------------------- data, losses, scores
-
-
-def data(checkpoint: SavedCheckpoint, shards: Shards) -> list[str]:
-    """The corpus, its token counts and its tokenizer, as a table."""
+def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:
+    """The corpus, its token counts and its tokenizer."""
     run = checkpoint.run
     corpus, card = corpus_of(run), shards.card
     tokenizer = "byte-level BPE, trained on the corpus"
@@ -407,46 +270,43 @@ def data(checkpoint: SavedCheckpoint, shards: Shards) -> list[str]:
         name = without_folders(str(source))
         # A converted tokenizer is a copy in the store, named by its hash.
         if source.parent.name == CONVERTED and isinstance(start, Hub):
-            name = f"of {without_folders(start.source)}{f', {start.gguf}' if start.gguf else ''}, converted"
-        tokenizer = f"{escaped(name)}, mask token {card['mask_rule']}"
-    rows: Rows = [
-        ("corpus", escaped(corpus.name)),
-        ("source", escaped(without_folders(corpus.source))),
+            name = f"of {describe_start(start)}, converted"
+        tokenizer = f"{name}, mask token {card['mask_rule']}"
+    rows = [
+        ("corpus", corpus.name),
+        ("source", without_folders(corpus.source)),
         ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
         ("read so far", f"{checkpoint.about['epochs']:.2f} times"),
         ("held out", f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents"),
         ("tokenizer", f"{tokenizer}, {card['vocab']:,} entries"),
-        ("fingerprint", f"`{escaped(card['fingerprint'])}`"),
+        ("fingerprint", card["fingerprint"]),
     ]
-    return table(rows, ("what", "which"))
+    return Section("Data", ("what", "which"), rows)
 
 
-def losses(heldout: dict[int, dict[str, float]]) -> list[str]:
-    """The last held-out losses in nats a token, beside those before the first step if they were measured."""
+def losses(heldout: dict[int, dict[str, float]]) -> Section:
+    """The first and the last held-out losses in nats a token."""
     if not heldout:
-        return ["None were measured."]
-    (first, before), (step, last) = min(heldout.items()), max(heldout.items())
-    columns = {f"at step {step:,}": last}
-    if first == 0 < step:
-        columns = {"before": before} | columns
-    rows: Rows = [
+        return Section("Losses", note="None were measured.")
+    steps = sorted({min(heldout), max(heldout)})
+    rows = [
         (
-            escaped(objective_title(name)),
-            *(f"{losses[name]:.4f}" if name in losses else "" for losses in columns.values()),
+            objective_title(name),
+            *(f"{heldout[step][name]:.4f}" if name in heldout[step] else "" for step in steps),
         )
-        for name in last
+        for name in heldout[steps[-1]]
     ]
-    return table(rows, ("held-out loss, nats a token", *columns))
+    return Section("Losses", ("held-out loss, nats a token", *(f"at step {step:,}" for step in steps)), rows)
 
 
-def scores(grids: list[TaskScores]) -> list[str]:
-    """Test scores of fine-tuned copies of this model, as a table."""
+def scores(grids: list[TaskScores]) -> Section:
+    """Test scores of fine-tuned copies of this model."""
     if not grids:
-        return ["This model has not been fine-tuned in the store it comes from."]
-    rows: Rows = [
+        return Section("Scores", note="This model has not been fine-tuned in the store it comes from.")
+    rows = [
         (
-            escaped(grid.task),
-            escaped(grid.metric),
+            grid.task,
+            grid.metric,
             grid.test_score(),
             grid.about["finetune"]["protocol"],
             "" if grid.rate is None else f"{grid.rate:g}",
@@ -454,6 +314,9 @@ def scores(grids: list[TaskScores]) -> list[str]:
         )
         for grid in grids
     ]
-    lines = table(rows, ("task", "metric", "test score, %", "protocol", "learning rate", "seeds"))
-    note = "Mean over fine-tuning seeds with its 95% interval. Learning rates were chosen by validation scores alone."
-    return [*lines, "", note]
+    return Section(
+        "Scores",
+        ("task", "metric", "test score, %", "protocol", "learning rate", "seeds"),
+        rows,
+        "Mean over fine-tuning seeds with its 95% interval. Learning rates were chosen by validation scores alone.",
+    )

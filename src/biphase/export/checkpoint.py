@@ -11,7 +11,7 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
 from biphase.export import writing
-from biphase.export.card import Card, base_of, data, grids_of, loading, losses, recipe_lines, scores, titled
+from biphase.export.card import Card, base_of, data, grids_of, losses, recipe, scores, titled
 from biphase.export.folder import SavedCheckpoint, Say, building
 from biphase.export.writing import Exported, ExportedTokenizer, Prompts, Written, WrittenForm
 from biphase.models.backbone import LanguageModel
@@ -102,31 +102,28 @@ def _card(
 ) -> Card:
     last = checkpoint.run.phase_at(checkpoint.step - 1).objective if checkpoint.step else None
     not_masked = _limits_of_objective(last) if last else []
-    fills = is_masked(written.architecture) and not not_masked  # in transformers' own pipeline
     return Card(
         title=titled(checkpoint),
         summary=(
             f"A text encoder of the class {written.architecture}, trained with biphase: it reads in both directions "
             "and gives one vector for each token, or for a text their mean."
         ),
-        pipeline="fill-mask" if fills else "feature-extraction",
-        library="transformers",
-        tags=["sentence-transformers", "feature-extraction"],
+        kind="encoder",
+        written=written,
         base=base_of(checkpoint.run),
-        needs=written.needs,
-        loading=loading(written, prompts, fills=not not_masked),
+        prompts=prompts,
+        fills=not not_masked,
         graph="last_hidden_state" if onnx else "",
         sections=[
-            ("How it was trained", recipe_lines(checkpoint)),
-            ("Data", data(checkpoint, shards)),
-            ("Losses", losses(heldout(metrics_of(store, checkpoint.key)))),
-            ("Scores", scores(grids_of(checkpoint.key, store))),
+            recipe(checkpoint),
+            data(checkpoint, shards),
+            losses(heldout(metrics_of(store, checkpoint.key))),
+            scores(grids_of(checkpoint.key, store)),
         ],
         limits=[
             *not_masked,
             *limits_of(written),
-            f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on: "
-            "`model_max_length` of the tokenizer, `max_seq_length` in sentence-transformers.",
+            f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on.",
             "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model.",
             "It was trained on the data named above and knows what is there, its errors and slants too.",
         ],

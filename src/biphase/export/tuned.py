@@ -28,7 +28,7 @@ from transformers import (
 
 from biphase.errors import DataError, ModelError, SpecError
 from biphase.export import card, writing
-from biphase.export.card import Card, escaped, table
+from biphase.export.card import Card, Section
 from biphase.export.checkpoint import limits_of, shards_of, tokenizer_for
 from biphase.export.folder import SavedCheckpoint, SavedTrial, Say, building, saved_checkpoint
 from biphase.export.writing import Exported, ExportedTokenizer, Readback, Written, WrittenForm
@@ -38,7 +38,7 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.models.native import as_eurobert
 from biphase.progress import Live
 from biphase.records import decode
-from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Size, Tag, Task
+from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILY_OF, Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
@@ -209,33 +209,19 @@ def tuned_card(retrained: Retrained, store: Store, written: Written, kind: Kind,
     """The card of a fine-tuned model: its task, its scores, and how its inputs must be written."""
     recipe = retrained.recipe
     task, form = recipe.trained_on, recipe.trained_on.form
-    if isinstance(form, Retrieve):
-        snippet, library = card.embeddings(writing.prompts_of(form)), "sentence-transformers"
-    else:
-        snippet = card.ANSWERS if kind.pipeline == ANSWERS else card.pipeline_snippet(kind.pipeline)
-        library = "transformers"
     if recipe.checkpoint is not None:
-        base = card.titled(recipe.checkpoint)
-        origin = ("How the encoder was trained", card.recipe_lines(recipe.checkpoint))
+        base, origin = card.titled(recipe.checkpoint), card.recipe(recipe.checkpoint)
     else:
-        base, start = recipe.run.name, recipe.run.start
-        assert isinstance(start, Size | Hub)
-        origin = ("The encoder", [f"{card.describe_start(start)}."])
+        base, origin = recipe.run.name, Section("The encoder", note=card.describe_start(recipe.run.start))
     return Card(
         title=f"{base}, {task.name}",
-        summary=f"{escaped(base)}, fine-tuned with biphase on {escaped(task.name)}, as {written.architecture}.",
-        pipeline=kind.pipeline,
-        library=library,
-        tags=[library] if isinstance(form, Retrieve) else [],
+        summary=f"{base}, fine-tuned with biphase on {task.name}, as {written.architecture}.",
+        kind=kind.pipeline,
+        written=written,
         base=card.base_of(recipe.run),
-        needs=written.needs,
-        loading=[snippet],
+        prompts=writing.prompts_of(form) if isinstance(form, Retrieve) else None,
         graph=kind.output if onnx else "",
-        sections=[
-            ("What it was fine-tuned on", _training_lines(retrained, kind.labels)),
-            ("Scores", _score_lines(retrained, store)),
-            origin,
-        ],
+        sections=[_training(retrained, kind.labels), _scores(retrained, store), origin],
         limits=[
             *limits_of(written),
             f"Texts must be written as in training, see above, and are cut at {recipe.tokenizer.context:,} tokens.",
@@ -244,44 +230,35 @@ def tuned_card(retrained: Retrained, store: Store, written: Written, kind: Kind,
     )
 
 
-def _training_lines(retrained: Retrained, labels: tuple[str, ...]) -> list[str]:
+def _training(retrained: Retrained, labels: tuple[str, ...]) -> Section:
     recipe = retrained.recipe
     task, about = recipe.trained_on, recipe.trial.about
     templates = (json.dumps(template, ensure_ascii=False) for template in task.form.templates.values())
-    texts = " and ".join(map(escaped, templates))
     rows = [
-        ("task", f"{escaped(task.name)}, from {escaped(card.without_folders(task.source))}"),
-        ("texts", texts or "words with one space between them"),
-        *([("labels", ", ".join(map(escaped, labels)))] if labels else []),
+        ("task", f"{task.name}, from {card.without_folders(task.source)}"),
+        ("texts", " and ".join(templates) or "words with one space between them"),
+        *([("labels", ", ".join(labels))] if labels else []),
         ("steps", f"{about['steps']:,} of {task.batch} examples"),
         ("learning rate, seed", f"{about['lr']:g}, {about['seed']}"),
         ("protocol, precision", f"{recipe.spec.protocol}, {recipe.spec.precision}"),
-        ("key", f"`{recipe.trial.key}`"),
+        ("key", recipe.trial.key),
     ]
-    return table(rows, ("what", "which"))
+    return Section("What it was fine-tuned on", ("what", "which"), rows)
 
 
-def _score_lines(retrained: Retrained, store: Store) -> list[str]:
+def _scores(retrained: Retrained, store: Store) -> Section:
     trial = retrained.recipe.trial
     scores = trial.about["scores"]
-    parts = [part for part in ("validation", "test") if part in scores]
-    rows: card.Rows = [
-        (escaped(name), *(f"{scores[part][name] * 100:.2f}" for part in parts)) for name in scores[parts[0]]
-    ]
-    lines = [
-        f"On {escaped(retrained.recipe.task.name)}, as measured when it was first made; learning rates were chosen by validation "
-        "scores alone.",
-        "",
-        *table(rows, ("metric", *(f"{part}, %" for part in parts))),
-        "",
-        f"Its weights were not kept: it was fine-tuned again for this folder, {retrained.comparison}.",
-    ]
+    rows = [(name, *(f"{part[name] * 100:.2f}" for part in scores.values())) for name in scores["validation"]]
+    note = (
+        f"On {retrained.recipe.task.name}, as measured when it was first made; learning rates were chosen by validation "
+        f"scores alone. Its weights were not kept: it was fine-tuned again for this folder, {retrained.comparison}."
+    )
     for grid in card.grids_of(trial.about["model"], store):
         same = any(other.key == trial.key for other in grid.trials.values())
         if same and len(grid.seeds) > 1 and grid.rate == trial.about["lr"]:
-            score = f"the test {escaped(grid.metric)} is {grid.test_score()}% (95% interval)"
-            lines += ["", f"Over {len(grid.seeds)} seeds {score}."]
-    return lines
+            note += f" Over {len(grid.seeds)} seeds the test {grid.metric} is {grid.test_score()}% (95% interval)."
+    return Section("Scores", ("metric", *(f"{part}, %" for part in scores)), rows, note)
 
 
 # ---------------------------------------------------------------- export

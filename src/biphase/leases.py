@@ -166,9 +166,9 @@ def end_with_parent() -> None:
 
 SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
-DEBRIS_SECONDS = (
-    3600.0  # drafts and withdrawn leases exist for milliseconds; killed processes left older ones
-)
+# Drafts and withdrawn leases exist for milliseconds; killed processes left older ones. A file server's clock may differ
+# from this machine's by hours.
+DEBRIS_SECONDS = 24 * 3600.0
 LOCK_SECONDS = 1.0
 FOREIGN = b"\0"  # read in place of anything that is not a regular file: a link, a pipe, a socket, a folder
 

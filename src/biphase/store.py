@@ -29,6 +29,7 @@ import re
 import shlex
 import shutil
 import stat
+import time
 import uuid
 from collections.abc import Callable, Generator
 from concurrent.futures import ThreadPoolExecutor
@@ -342,23 +343,11 @@ def read_json(path: Path) -> Any:
 
 
 def sweep(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove the files of a folder that match `pattern` and are older than `seconds`.
-
-    Age is measured against a probe file created in the folder, since the file server's clock may differ from this
-    machine's by hours.
-    """
-    paths = list(folder.glob(pattern))
-    if not paths:
-        return
-    probe = folder / f".{uuid.uuid4().hex}.clock"
-    with contextlib.suppress(OSError):
-        probe.touch()
-        now = probe.stat().st_mtime
-        probe.unlink()
-        for path in paths:
-            with contextlib.suppress(OSError):
-                if now - path.stat().st_mtime > seconds:
-                    path.unlink()
+    """Remove the files of a folder that match `pattern` and are older than `seconds`."""
+    for path in folder.glob(pattern):
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > seconds:
+                path.unlink()
 
 
 def sha256(path: Path) -> str:

@@ -94,7 +94,7 @@ def test_the_recipe_of_a_checkpoint_before_the_end_and_of_unusual_runs(checkpoin
         "mlm 40%",
     )
     rows = dict(card.recipe(replace(checkpoint, run=unusual)).rows)
-    assert rows["masked, steps 5 to 12"] == "mlm 40%, rotary base 160,000"
+    assert rows["masked, steps 5 to 12"] == "mlm 40%, rope_base 160000.0"
     assert (rows["adapter"][:4], rows["freeze"]) == ("LoRA", "embeddings")
     assert card.describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
 

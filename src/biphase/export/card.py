@@ -10,7 +10,8 @@ from __future__ import annotations
 import html
 import re
 from collections import defaultdict
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -150,7 +151,7 @@ class Section:
 
     title: str
     heads: tuple[str, ...] = ()
-    rows: list[tuple[str, ...]] = field(default_factory=list)
+    rows: Sequence[tuple[str, ...]] = ()
     note: str = ""
 
 
@@ -232,8 +233,15 @@ def describe_start(start: Any) -> str:
     return f"{without_folders(start.source)}{revision}{start.gguf and f', {start.gguf}'}{windows}"
 
 
-# Fields of a run that determine its training, as a study file writes them.
-SETTINGS = ("batch_tokens", "packing", "schedule", "optimizer", "precision", "seed", "adapter", "freeze")
+# Fields of a run and of a phase that say nothing of how the weights were trained, or are shown in another way.
+BESIDE = ("name", "start", "corpus", "stages", "keep", "heldout_every", "heldout_tokens")
+SPAN = ("objective", "first", "until")
+
+
+def set_in(record: Any, beside: tuple[str, ...]) -> list[tuple[str, Any]]:
+    """The fields of a record that have a value, but those named in `beside`, as a study file writes them."""
+    names = (field.name for field in fields(record) if field.name not in beside)
+    return [(name, value) for name in names if (value := getattr(record, name)) or name == "seed"]
 
 
 def recipe(checkpoint: SavedCheckpoint) -> Section:
@@ -245,12 +253,14 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
         rows += [
             (
                 f"{run.name}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
-                phase.objective.label + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
+                ", ".join(
+                    [phase.objective.label, *(f"{name} {value}" for name, value in set_in(phase, SPAN))]
+                ),
             )
             for phase in run.phases
             if phase.first < until
         ]
-    rows += [(name, str(value)) for name in SETTINGS if (value := getattr(checkpoint.run, name)) is not None]
+    rows += [(name, str(value)) for name, value in set_in(checkpoint.run, BESIDE)]
     machine = progress["machine"].get("device", "") or "one machine"
     rows += [
         ("tokens", short(progress["tokens"])),

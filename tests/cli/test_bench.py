@@ -70,27 +70,6 @@ def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
     assert content["speeds"]["measured"] == {"pretrain": 5, "finetune": 6, "score": 2}
 
 
-@pytest.fixture
-def no_room_for_classes(monkeypatch):
-    """No memory is left where a text gets its class; answers inside texts, and pretraining, have no such layer."""
-
-    def full(*inputs, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch.nn.functional, "gelu", full)
-
-
-@pytest.mark.campaign
-def test_what_does_not_fit_is_a_finding_and_all_else_is_measured(verb, no_room_for_classes):
-    code, out, err = verb("bench", "finetune", *TINY, "--json")
-    assert code == 0, err
-    *classes, answers = json.loads(out)["results"]
-    for one in classes:
-        assert one["sides"]["biphase"] == {"failed": "out of memory; type a smaller --size"}
-        assert one["sides"]["trainer"] == {"failed": "out of memory"}
-    assert sides(answers) == ["biphase", "trainer"]
-
-
 @pytest.mark.campaign
 def test_where_nothing_of_ours_fits_the_exit_code_is_1(verb, monkeypatch, tmp_path):
     def full(*inputs, **options):
@@ -105,13 +84,6 @@ def test_where_nothing_of_ours_fits_the_exit_code_is_1(verb, monkeypatch, tmp_pa
     assert "nothing was saved" in err
     assert "kept in" not in out
     assert not (tmp_path / "devices").exists()
-
-
-def test_with_nobody_to_compare_with_there_is_no_ratio(verb):
-    code, out, err = verb("bench", *TINY, "--against", "none")
-    assert code == 0, err
-    assert "ratio" not in out
-    assert "trainer" not in err
 
 
 @pytest.mark.parametrize(

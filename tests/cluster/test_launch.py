@@ -24,11 +24,6 @@ def test_a_time_without_a_unit_is_refused(text):
         launch.seconds(text)
 
 
-def test_checkpoints_come_by_steps_or_by_time():
-    assert launch.checkpoint_rule("200") == (200, 0.0)
-    assert launch.checkpoint_rule("10m") == (0, 600.0)
-
-
 @pytest.fixture
 def handlers():
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
@@ -96,39 +91,3 @@ def test_a_killed_launcher_is_named_and_the_exit_code_is_1(launcher, capsys):
 
 
 # ---------------------------------------------------------------- reports of the processes
-
-
-@pytest.fixture
-def error_file(tmp_path, monkeypatch):
-    monkeypatch.setenv(launch.ERROR_FILE, str(tmp_path / "error"))
-    return tmp_path / "error"
-
-
-def test_the_first_error_line_is_kept(error_file):
-    assert launch.report_to_parent("too many rows")
-    assert launch.report_to_parent("lost the first process")
-    assert error_file.read_text() == "too many rows"
-
-
-def test_without_a_parent_a_process_reports_itself(monkeypatch):
-    monkeypatch.delenv(launch.ERROR_FILE, raising=False)
-    assert not launch.report_to_parent("too many rows")
-    assert not launch.has_lost(RuntimeError("gloo: Connection closed by peer"))
-
-
-def test_the_loss_of_another_process_is_recognized(error_file):
-    lost = "[gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1"
-    assert launch.has_lost(RuntimeError(lost))
-    assert not launch.has_lost(RuntimeError("a matrix is too wide"))
-    launch.report_to_parent("too many rows")
-    assert launch.has_lost(RuntimeError("any error after it"))
-
-
-def test_the_end_of_each_process_is_recorded(error_file, monkeypatch):
-    for rank, code in (("0", 0), ("1", 1), ("2", None)):
-        monkeypatch.setenv("RANK", rank)
-        launch.note("begun")
-        if code is not None:
-            launch.note("ended", str(code))
-    assert launch.endings(error_file) == {0: 0, 1: 1, 2: None}
-    assert launch.endings(error_file.with_name("other")) == {}

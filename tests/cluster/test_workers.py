@@ -17,7 +17,6 @@ from biphase.cluster.launch import WORK_LEFT
 from biphase.cluster.workers import StopRequest, WorkerHeartbeat, WorkerRegistry, WorkerStopper, control
 from biphase.errors import StoreError
 from biphase.leases import Leases, descendants, process_start
-from biphase.store import Store
 
 
 @pytest.fixture
@@ -52,14 +51,6 @@ def test_a_job_that_starts_later_obeys_a_request_for_its_submission(store, regis
     assert not other.asked()
     for one in (job, other):
         one.leave()
-
-
-def test_an_unreadable_request_stops_nobody(store, registry):
-    one = WorkerHeartbeat(store, "study")
-    for text in ("", "[]", '{"workers": 3}', '{"workers": []}'):
-        (registry.folder / "stop.json").write_text(text)
-        assert not one.asked(now=True)
-    one.leave()
 
 
 def test_processes_of_one_worker_share_its_name(store, registry, monkeypatch):
@@ -172,11 +163,6 @@ def test_a_silent_worker_on_another_machine_counts_as_gone(store, registry, monk
     assert time.monotonic() - began < 5
     assert (ended.asked, ended.left, ended.silent) == (1, (), 1)
     assert registry.request().workers == {one.worker}, "if it wakes up, it shall obey"
-
-
-def test_stop_creates_no_store(tmp_path):
-    assert stop(Store(tmp_path / "none"))[0].asked == 0
-    assert not (tmp_path / "none").exists()
 
 
 def test_without_slurm_the_request_stays(store, registry, monkeypatch, tmp_path):

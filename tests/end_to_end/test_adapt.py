@@ -110,7 +110,7 @@ def test_the_table_has_losses_before_and_after(adapt, llama, home):
     assert after < before - 0.3, "it learns"
     assert f"What it is good for: biphase evaluate {key[:8]} --tasks sst2 --store {home.root}" in out
     assert f"biphase export {key[:8]} FOLDER --store {home.root}" in out
-    assert "2 training jobs, 0 done" in err
+    assert "0 of 2 training jobs" in err
     read = json.loads(adapt(llama, "--json")[0])
     assert read["key"] == key, "what to export"
     assert list(read["heldout"].values()) == [{str(step): values for step, values in measured.items()}]
@@ -121,7 +121,7 @@ def test_the_same_command_and_its_plan_compute_nothing_again(adapt, llama, home,
     first, _ = adapt(llama)
     stamps = {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")}
     again, err = adapt(llama)
-    assert "2 training jobs, 2 done" in err
+    assert "all 2 training jobs" in err
     assert again == first
     (plan,) = home.studies.glob("*/plan.json")
     monkeypatch.chdir("/")
@@ -202,7 +202,7 @@ def test_the_models_before_and_after_are_fine_tuned(llama, corpus, home, verb):
 
 def test_tasks_option_fine_tunes_both_models(adapt, llama, home):
     _, err = adapt(llama, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--for", "0.001s")
-    assert "2 fine-tunings, 0 done" in err
+    assert "0 of 2 fine-tunings" in err
     (place,) = home.studies.glob("*/plan.json")
     study = decode(read_json(place)["study"])
     assert [run.name for run in study.runs] == ["llama", "llama-mlm"]
@@ -240,7 +240,7 @@ def test_a_checkpoint_is_continued_by_its_key(adapt, verb, llama, home):
     measured = heldout(home, key)
     rows = table(out)
     assert rows["masked 40%"] == tuple(round(measured[step]["mlm40"], 3) for step in (6, 10))
-    assert "4 training jobs, 2 done" in err
+    assert "2 of 4 training jobs" in err
 
 
 def test_losses_before_are_measured_on_the_new_corpus(adapt, verb, llama, home, tmp_path):
@@ -405,7 +405,7 @@ def test_a_killed_adaptation_resumes_with_the_same_bits(llama, text, tmp_path, v
     assert len(list(stores["killed"].checkpoints.glob("*/manifest.json"))) == 1
     code, _, err = verb(*words)
     assert code == 0, err
-    assert "2 training jobs, 1 done" in err
+    assert "1 of 2 training jobs" in err
     assert weights(stores["killed"]) == weights(stores["calm"])
     assert len(weights(stores["calm"])) >= 4
 

@@ -12,16 +12,11 @@ from typing import Any
 import pytest
 from faults.kinds import plan_of
 
-from biphase import Retrieve
-from biphase.errors import StoreError
-from biphase.export.card import grids_of
-from biphase.records import encode
 from biphase.specs.tasks import RANGES
-from biphase.store import MANIFEST, Store, publish, with_checksum
-from biphase.study import archive as archive_module
-from biphase.study.archive import PLAN_ENTRY, Archive, ArchiveEntry, as_json, check, pack, write_archive
-from biphase.study.ledger import finetunings, latest, live_file
-from biphase.study.plan import identities, needed_jobs
+from biphase.store import MANIFEST, Store, publish
+from biphase.study.archive import PLAN_ENTRY, Archive, ArchiveEntry, as_json, pack, write_archive
+from biphase.study.ledger import latest, live_file
+from biphase.study.plan import identities
 
 JUNK = [
     "", "text", "0.5", 37.0, -5, -1, 0, 1e308, 10**30, True, None, [], [1], {}, {"a": {"b": 1}}, "f" * 32, "../x",
@@ -224,30 +219,6 @@ def test_damaged_metadata_is_named_and_its_number_is_not_shown(calm, verb, tmp_p
     assert str(place / name) in out
 
 
-def of_another_family(content: bytes) -> bytes:
-    about = json.loads(content)
-    about["task"]["form"] = encode(Retrieve())
-    about["metric"] = "ndcg@10"
-    about["scores"] = {part: {"ndcg@10": 0.99} for part in about["scores"]}
-    return as_json(about)
-
-
-def test_a_trial_of_another_family_is_neither_merged_nor_shown(calm, verb, packed, tmp_path):
-    trial = next(name for name in packed if name.endswith("trial.json"))
-    odd = of_another_family(packed[trial])
-    files = {name: one for name, one in packed.items() if not name.startswith(trial.rpartition("/")[0])}
-    file = archive(files | {f"metadata/{trial}": odd}, tmp_path / "x.tar.zst")
-    code, _, err = verb("ledger", "merge", file, "--store", tmp_path / "new")
-    assert code == 2
-    assert "metric" in err
-    store = calm.copied(tmp_path / "store")
-    put(store, {"trial.json": odd}, store.trials / trial.split("/")[-2])
-    code, out, _ = verb("status", calm.study, "--store", store.root)
-    assert code == 0
-    assert "ndcg@10" in out
-    assert "99.00" not in out
-
-
 def test_the_plan_of_an_archive_is_made_again_from_its_study(verb, packed, tmp_path):
     """Other studies keep what a plan of the store needs: what it says must be true."""
     said = json.loads(packed[PLAN_ENTRY])
@@ -261,26 +232,6 @@ def test_the_plan_of_an_archive_is_made_again_from_its_study(verb, packed, tmp_p
     assert kept["jobs"] == json.loads(packed[PLAN_ENTRY])["jobs"]
 
 
-def test_a_plan_that_is_none_is_named(tmp_path):
-    store = Store(tmp_path)
-    (store.studies / "x").mkdir(parents=True)
-    path = store.studies / "x" / "plan.json"
-    path.write_bytes(as_json(with_checksum({"jobs": [{"key": "a", "steps": "zz"}]})))
-    with pytest.raises(StoreError, match=str(path)):
-        needed_jobs(store)
-
-
-def test_one_damaged_trial_stops_no_export_of_others(calm, tmp_path):
-    store = calm.copied(tmp_path / "store")
-    plan = plan_of(calm.study, store)
-    model = plan.results["clm"]
-    before = len(grids_of(model, store))
-    of_others = next(one for one in finetunings(plan) if one.model != model).trials[0]
-    (store.trials / of_others.key / "trial.json").write_text("{")
-    (store.trials / f"{of_others.key}.bak").mkdir()
-    assert len(grids_of(model, store)) == before > 0
-
-
 def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
     store = calm.copied(tmp_path / "store")
     plan = plan_of(calm.study, store)
@@ -289,12 +240,3 @@ def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
     path.parent.mkdir(parents=True, exist_ok=True)
     os.mkfifo(path)
     assert latest(plan, store, state) == ""
-
-
-def test_what_a_reader_would_not_take_is_not_packed(calm, tmp_path, monkeypatch):
-    monkeypatch.setitem(archive_module.LARGEST, "predictions.safetensors", 10)
-    plan = plan_of(calm.study, calm.store)
-    made = pack(plan, calm.store, identities(calm.store), tmp_path / "x.tar.zst")
-    assert made.scores < made.scores_planned
-    assert any("predictions.safetensors" in one for one in made.left_out)
-    check(tmp_path / "x.tar.zst")

@@ -121,35 +121,6 @@ def test_flops_of_a_job_are_the_sum_by_hand():
     assert costs(plan, [second.key]).flops == pytest.approx(mlm)
 
 
-def test_a_ratio_schedule_is_counted_from_its_phase_even_when_the_job_begins_later():
-    falling = MLM(Linear(0.4, 0.2, 10))
-    plan = plan_of(run((CLM(), 3), (falling, 10), keep=(8,)))
-    last = list(plan.jobs.values())[-1]
-    shape = shape_of(last.run)
-    share = sum(falling.ratio_at(step) for step in range(5, 10)) / 5
-    expected = last.tokens * flops_per_token(shape, Rows(64), causal=False, labelled=share)
-    assert job_flops(last, shape) == pytest.approx(expected)
-
-
-def test_a_tied_head_costs_work_and_no_memory():
-    tied, untied = (shape_of(run((CLM(), 3), start=replace(SIZES["1m"], tied=t))) for t in (True, False))
-    assert untied.parameters - tied.parameters == 1_000 * 128
-    work = [flops_per_token(shape, Rows(64), causal=True, labelled=1) for shape in (tied, untied)]
-    assert work[0] == work[1]
-
-
-@pytest.mark.parametrize(
-    ("fields", "facts"),
-    [
-        ({"corpus": Corpus("mine", "./texts", Pretrained("./tokenizer.json"))}, ("vocabulary", "mine")),
-        ({"packing": Rows(64, document_mask=True)}, ("document masking", "upper bound")),
-    ],
-)
-def test_what_is_not_counted_exactly_is_noted(fields, facts):
-    (note,) = costs(plan_of(run((CLM(), 3), **fields))).notes
-    assert all(fact in note for fact in facts)
-
-
 def test_a_hub_model_that_is_not_here_is_said_to_be_unknown():
     theirs = Corpus("theirs", "./texts", Pretrained("org/model", revision="1"))
     far = run((CLM(), 3), start=Hub("org/model", revision="1"), name="far", corpus=theirs)
@@ -259,15 +230,6 @@ def test_own_files_are_read(tmp_path):
     task = own(tmp_path, [{"text": "x" * n, "label": n % 2} for n in range(1, 21)])
     tens = TextLengths(20, (2, 4, 6, 8, 10, 12, 14, 16, 18, 20))
     assert sizes_of(task, "judged") == Sizes((tens,), (tens, tens))
-
-
-def test_own_files_that_are_large_or_wrong_are_not_known(tmp_path, monkeypatch):
-    task = own(tmp_path, [{"text": "some", "label": 1}])
-    with monkeypatch.context() as smaller:
-        smaller.setattr(costs_module, "LARGEST", 10)
-        assert sizes_of(task, "judged") is None
-    (tmp_path / "test.jsonl").write_text('{"text": "some", "label": "perhaps"}\n')
-    assert sizes_of(task, "judged") is None
 
 
 def test_tokens_are_cut_at_the_limit_and_windows_cover_all():

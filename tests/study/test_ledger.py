@@ -30,14 +30,12 @@ from biphase.leases import Leases
 from biphase.metadata import TRIAL
 from biphase.records import encode
 from biphase.specs.tasks import FAMILIES
-from biphase.store import MANIFEST, Store, publish, write_json
+from biphase.store import Store, publish, write_json
 from biphase.study import ledger
 from biphase.study.describe import score_table
 from biphase.study.ledger import (
     Choice,
-    Count,
     choose,
-    count,
     finetunings,
     half_width,
     read_trial,
@@ -120,15 +118,6 @@ def test_steps_on_the_way_may_get_a_part_of_the_grid_and_keep_their_keys():
 def test_a_part_that_is_none_of_the_grid_is_refused(fewer, facts):
     with pytest.raises(SpecError, match=facts):
         Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,), on_the_way=fewer)
-
-
-def test_a_lender_need_not_stand_before_its_borrower():
-    asked = Finetune((CATALOG["nq"], CATALOG["msmarco"]), lrs=(1e-4,), seeds=(0,))
-    (one, _) = finetunings(planned(asked))
-    assert one.task is asked.tasks[1]
-    assert [trial.task.name for trial in one.trials] == ["nq", "msmarco"]
-    other_order = Finetune(asked.tasks[::-1], lrs=(1e-4,), seeds=(0,))
-    assert cells(planned(asked)) == cells(planned(other_order))
 
 
 # ---------------------------------------------------------------- what they are called
@@ -228,15 +217,6 @@ def test_one_dataset_under_two_names_is_refused_unless_two_models_are_scored_on_
 # ---------------------------------------------------------------- what the store knows
 
 
-def test_a_training_is_finished_when_all_its_trials_are_there(plan, finished):
-    every = list(finetunings(plan))
-    assert count(plan, finished) == Count(len(every), len(every)) == Count(24, 24)
-    lender = next(one for one in every if len(one.trials) == 2)
-    finished.discard(finished.trials / lender.trials[1].key)
-    assert count(plan, finished) == Count(23, 24)
-    assert [one for one in every if not ledger.finished(one, finished)] == [lender]
-
-
 def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, finished):
     every = list(finetunings(plan))
     for one in every[:3]:
@@ -258,27 +238,6 @@ def test_a_survey_tells_who_computes_what_failed_and_how_long_it_may_take(plan, 
         sum(read_trial(finished, trial.key)["seconds"].values()) for one in every[3:] for trial in one.trials
     )
     assert seen.seconds_left == pytest.approx(took / 21 * 3)
-
-
-def test_one_damaged_trial_is_named_and_the_others_are_told(plan, finished, verb):
-    one = next(finetunings(plan))
-    path = finished.trials / one.trials[0].key / TRIAL
-    path.write_text(path.read_text().replace("accuracy", "accurate"))
-    seen = survey_trials(plan, finished)
-    assert (seen.done, seen.of) == (23, 24)
-    assert str(path) in seen.failed[one.key][1]
-    study = finished.studies / "tuned" / "plan.json"
-    code, out, _ = verb("status", study, "--store", finished.root)
-    assert code == 0
-    assert all(fact in out for fact in (str(path), "23/24"))
-    code, out, _ = verb("status", study, "--store", finished.root, "--json")
-    rows = {(row["result"], row["task"]): row for row in json.loads(out)["scores"]}
-    hurt = next(name for name, key in plan.results.items() if key == one.model), one.task.name
-    assert (rows[hurt]["done"], rows[hurt]["test"]) == (3, None), "no score is made of the others"
-    assert all(row["done"] == 4 for name, row in rows.items() if name != hurt)
-    code, out, _ = verb("run", study, "--store", finished.root, "--quiet")
-    assert code == 1
-    assert all(fact in out for fact in (str(path), "23 of 24", "1 failed"))
 
 
 # ---------------------------------------------------------------- selection by validation
@@ -308,19 +267,6 @@ def test_the_choice_is_what_looking_at_every_cell_gives(grid):
     means = {lr: math.fsum(grid[lr, seed] for seed in seeds) / len(seeds) for lr in rates}
     by_seed = {seed: best({lr: grid[lr, seed] for lr in rates}) for seed in seeds}
     assert choose(grid) == Choice(best(means), by_seed)
-
-
-@given(grids(), st.randoms(use_true_random=False))
-def test_neither_the_order_of_cells_nor_that_of_seeds_matters(grid, chance):
-    cells = list(grid.items())
-    chance.shuffle(cells)
-    assert choose(dict(cells)) == choose(grid)
-    seeds = sorted({seed for _, seed in grid})
-    moved = {}
-    for lr in {lr for lr, _ in grid}:
-        others = chance.sample(seeds, len(seeds))
-        moved |= {(lr, other): grid[lr, seed] for seed, other in zip(seeds, others, strict=True)}
-    assert choose(moved).by_mean == choose(grid).by_mean
 
 
 def test_equal_means_are_equal_however_their_sums_are_rounded():
@@ -416,23 +362,6 @@ def test_whatever_the_test_scores_are_the_choice_is_the_same(one_grid, store, va
     assert found[0] == found[1]
 
 
-def test_all_metrics_are_given_at_the_rate_that_the_mean_chose(plan, finished):
-    for row in rows(plan, finished):
-        lr, scores = row.by_mean.lr, row.by_mean.test
-        assert row.metrics[row.metric] == scores
-        trials = [
-            read_trial(finished, trial.key)
-            for training in finetunings(plan, models={plan.results[row.result]})
-            for trial in training.trials
-            if trial.task.name == row.task and training.lr == lr
-        ]
-        for name, values in row.metrics.items():
-            assert values == [trial["scores"]["test"][name] for trial in trials]
-    names = {row.task: set(row.metrics) for row in rows(plan, finished)}
-    assert names["toys"] == {"accuracy", "macro_f1", "mcc"}
-    assert {"ndcg@10", "paper_ndcg@10"} < names["facts"]
-
-
 # ---------------------------------------------------------------- intervals
 
 
@@ -493,29 +422,6 @@ def test_a_finished_table_and_its_json_agree(one_grid, store):
     (told,) = scores_json(rows(single, store))
     assert (told["half_width"], told["half_width_by_seed"]) == (None, None)
     assert "one seed" in told["no_interval"]
-
-
-def test_a_grid_with_a_hole_says_how_far_it_is_and_gives_no_score(one_grid, store):
-    invent(one_grid, store, lambda task, lr, seed, part: 0.75)
-    first = next(finetunings(one_grid)).trials[0]
-    (store.trials / first.key / MANIFEST).unlink()  # as if a copy of the store had been broken off
-    assert score_table(one_grid, survey_trials(one_grid, store))[1].split() == [
-        "clm",
-        "toys",
-        "accuracy",
-        "3/4",
-        "done",
-        "6",
-        "min",
-    ]
-    (told,) = scores_json(rows(one_grid, store))
-    assert (told["done"], told["of"]) == (3, 4)
-    scores = ("lr", "test", "half_width", "lr_by_seed", "test_by_seed", "metrics", "constant")
-    assert not any(told[name] for name in scores)
-    assert "not done" in told["no_interval"]
-    for training in finetunings(one_grid):
-        store.discard(store.trials / training.trials[0].key)
-    assert score_table(one_grid, survey_trials(one_grid, store)) == []
 
 
 TRIVIAL = {

@@ -15,8 +15,7 @@ import pytest
 from biphase import BPE, CLM, MLM, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
 from biphase.errors import SpecError, StoreError
 from biphase.presets import CORPORA, LLAMA3, SIZES
-from biphase.records import encode
-from biphase.store import Store, with_checksum
+from biphase.store import Store
 from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, tokenizer_named
 from biphase.study.plan import identities
 
@@ -50,12 +49,6 @@ def written(folder, text, name="mine.py"):
 def test_a_study_file_gives_its_study_and_its_question(tmp_path):
     loaded = load(str(written(tmp_path, GOOD)))
     assert (loaded.study, loaded.question) == (STUDY, "Does it work?")
-
-
-def test_a_plan_is_read_and_not_run(tmp_path):
-    text = json.dumps(with_checksum({"question": "why?", "study": encode(STUDY), "jobs": []}))
-    loaded = load(written(tmp_path, text, "plan.json"))
-    assert (loaded.study, loaded.question) == (STUDY, "why?")
 
 
 WRONG = {
@@ -95,36 +88,6 @@ def test_an_error_in_the_file_names_the_line(tmp_path, case):
 def test_a_file_that_is_no_study_is_refused(tmp_path, name, content, fact):
     (tmp_path / name).write_bytes(content)
     assert fact in refusal(tmp_path / name)
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("studies").mkdir()
-    for name in ("two_stage.py", "paper.py"):
-        Path("studies", name).write_text(GOOD)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"),
-    [
-        ("studies/two_stage", "studies/two_stage.py"),
-        ("two_stage.py", "studies/two_stage.py"),
-        ("study/papr.py", "studies/paper.py"),
-    ],
-)
-def test_the_file_that_was_meant_is_proposed(project, typed, meant):
-    assert refusal(typed) == f"no file {typed}; did you mean {meant}?"
-
-
-def test_a_folder_or_no_study_at_all_is_refused_with_what_there_is(project, tmp_path_factory, monkeypatch):
-    assert "studies/quantum.py; there is studies/" in refusal("studies/quantum.py")
-    said = refusal(project / "studies")
-    assert "is a folder" in said
-    assert said.endswith(".py"), "a study file in that folder"
-    monkeypatch.chdir(tmp_path_factory.mktemp("empty"))
-    assert all(fact in refusal("mine.py") for fact in ("mine.py", "studies/"))
 
 
 # ---------------------------------------------------------------- corpora, tokenizers and fingerprints
@@ -217,19 +180,6 @@ def test_a_folder_is_a_start_by_its_whole_path(bare, tmp_path, monkeypatch):
     assert run_named("my model", bare).start == Hub(str(folder))
 
 
-def test_a_name_alone_means_the_commit_that_the_store_knows(bare):
-    write_pins(bare, {"org/some.model": OTHER})
-    made = run_named("org/some.model", bare, gguf="q.gguf")
-    assert (made.start, made.name) == (Hub("org/some.model", revision=OTHER, gguf="q.gguf"), "some.model")
-    said = run_named(f"org/some.model@{'a' * 40}", bare)
-    assert said.start == Hub("org/some.model", revision="a" * 40), "what is said counts"
-
-
-def test_how_a_hub_model_is_read_is_not_for_a_checkpoint(plan, finished):
-    for how in ({"gguf": "a.gguf"}, {"windows": "full"}):
-        refused("--gguf.*--windows", plan.results["clm"][:8], finished, **how)
-
-
 @pytest.mark.parametrize("model", ["abc12", "a/b/c", "hf://a/b@1", "nowhere"])
 def test_what_is_nothing_is_refused_with_what_could_be(bare, model):
     refused("no model.*:.*owner/name@commit,", model, bare)
@@ -287,18 +237,6 @@ def test_a_pinned_study_names_the_commits_that_the_store_knows(bare):
     assert unknown.start == Hub("no/pin")
     assert first.start == Hub("some/model", OLD)
     assert one.start is two.start.start is first, "they go on from the same record"
-
-
-def test_what_is_pinned_local_or_from_scratch_stays_the_record_it_is(bare, tiny_run, tmp_path):
-    write_pins(bare, {"some/model": OLD, str(tmp_path): OLD, "./folder": OLD})
-    starts = (Hub("some/model", NEW), Hub("./folder"), Hub(str(tmp_path)))
-    scratch = tiny_run("scratch")
-    runs = (*(Pretrain(f"run-{n}", start=start) for n, start in enumerate(starts)), scratch)
-    study = Study("s", (*runs, tiny_run("on", start=scratch)))
-    assert pinned(study, bare, ask=True) is study
-    mixed = pinned(Study("s", (*runs, Pretrain("open", start=Hub("some/model")))), bare, ask=False)
-    assert all(one is was for one, was in zip(mixed.runs, runs, strict=False))
-    assert mixed.runs[-1].start == Hub("some/model", OLD)
 
 
 def test_asking_pins_for_good_and_without_asking_nothing_is_looked_up(bare, cache):
@@ -421,18 +359,6 @@ def lines(process: subprocess.Popen) -> list[str]:
     out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     return out.splitlines()
-
-
-def test_the_hub_is_asked_once_and_the_first_answer_stays(bare, hub):
-    hub.models["some/model"] = (200, OLD)
-    assert (
-        lines(start(bare, "some/model", "some/model", HF_ENDPOINT=hub.address)) == [f"some/model {OLD}"] * 2
-    )
-    assert hub.asked == ["some/model"]
-    hub.models["some/model"] = (200, NEW)
-    assert lines(start(bare, "some/model", HF_ENDPOINT=hub.address)) == [f"some/model {OLD}"]
-    assert hub.asked == ["some/model"]
-    assert read_pins(bare) == {"some/model": OLD}
 
 
 def test_what_the_hub_shows_counts_and_not_an_older_copy(bare, hub, tmp_path):

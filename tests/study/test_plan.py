@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from biphase.errors import SpecError, StoreError
 from biphase.keys import Identities, checkpoint_key
-from biphase.presets import CORPORA, SIZES, corpus_of
+from biphase.presets import SIZES, corpus_of
 from biphase.records import decode
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
 from biphase.store import Store
@@ -184,14 +184,6 @@ def test_a_trunk_is_cut_where_another_run_leaves_it():
     assert [job.tokens for job in plan.jobs.values()][:2] == [4 * 128, 4 * 128]
 
 
-def test_a_parent_that_is_not_listed_is_computed_and_is_no_result():
-    parent = run("parent", (CLM(), 10), keep=(3,))
-    plan = make_plan(Study("s", (run("child", (MLM(0.4), 5), start=parent),)), OUTSIDE)
-    assert list(plan.results) == ["child"]
-    assert [job.span for job in plan.jobs.values()] == [(0, 8), (8, 10), (10, 13), (13, 15)]
-    assert plan.steps_written == plan.steps_to_compute == 15
-
-
 def test_a_run_without_stages_is_its_start():
     here = run("as-is", start=Hub("./model"))
     plan = make_plan(Study("s", (here,)), OUTSIDE)
@@ -199,17 +191,6 @@ def test_a_run_without_stages_is_its_start():
     assert plan.results == {"as-is": next(iter(plan.roots))}
     assert plan.roots[plan.results["as-is"]].results == ("as-is",)
     assert plan.path(plan.results["as-is"]) == ()
-
-
-def test_corpus_names_are_looked_up_along_the_whole_chain():
-    first = run("first", (CLM(), 5))
-    plan = make_plan(Study("s", (run("then", (CLM(), 5), start=first),)), OUTSIDE)
-    assert plan.study.runs[0].corpus == plan.study.runs[0].start.corpus == CORPORA["builtin"]
-
-
-def test_an_unknown_corpus_is_refused():
-    with pytest.raises(SpecError, match=r"'biultin';.*'builtin'"):
-        make_plan(Study("s", (run("a", (CLM(), 5), corpus="biultin"),)), OUTSIDE)
 
 
 def test_a_saved_plan_is_read_back_without_the_study_file(tmp_path):

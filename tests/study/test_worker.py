@@ -55,17 +55,6 @@ def test_a_worker_runs_every_job_once_parents_first(plan, store, worker):
     assert not Leases(store.leases).holders()
 
 
-def test_two_workers_share_the_jobs(plan, store, worker):
-    workers = [worker(plan, store) for _ in range(2)]
-    threads = [threading.Thread(target=each.work) for each in workers]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert sum(each.outcome.computed for each in workers) == plan.job_count
-    assert ledger.done_keys(plan, store) == set(plan.jobs)
-
-
 def test_a_failed_job_blocks_only_its_descendants(plan, store, monkeypatch, worker):
     plain = Pretraining.train
 
@@ -125,15 +114,6 @@ def test_an_unreadable_plan_of_another_study_stops_pruning_only(plan, store, wor
     assert ledger.done_keys(plan, store) == set(plan.jobs)
     assert sum("no checkpoint is removed" in line for line in printed) == 1
     assert len(list(store.checkpoints.iterdir())) > len(plan.jobs)
-
-
-def test_bad_data_ends_the_worker(tiny_run, store, worker):
-    run = tiny_run(packing=Chunks(2**20), batch_tokens=2**20, heldout_tokens=2**20)
-    plan = make_plan(Study("large", (run,)), identities(store))
-    save_plan(plan, store)
-    with pytest.raises(DataError, match="one row"):
-        worker(plan, store).work()
-    assert not Leases(store.leases).holders(), "its lease is free again"
 
 
 def test_a_worker_waits_for_a_leased_job(plan, store, worker):

@@ -288,7 +288,6 @@ def report(
     """Write the report of a study: verdicts, statistics, figures and tables, as one offline HTML page."""
     from biphase.report.build import build
 
-    _check_packages({"jinja2": "jinja2", "vl_convert": "vl-convert-python"})
     plan, store, _ = planned(study_file, store_folder, reads=True)
     folder = out or store.studies / plan.study.name / "report"
     if watch:
@@ -298,20 +297,6 @@ def report(
         return
     built = build(plan, store, folder, static=print_figures)
     give(as_json, built.to_json, built.words)
-
-
-def _check_packages(packages: dict[str, str]) -> None:
-    """Refuse early if modules are missing that only the report needs; `packages`: module → its name for pip."""
-    from importlib.util import find_spec
-
-    from biphase.errors import SpecError
-
-    missing = [package for module, package in packages.items() if find_spec(module) is None]
-    if missing:
-        raise SpecError(
-            f"the page needs {' and '.join(missing)}, not installed here; type pip install {' '.join(missing)}, "
-            "or copy the store to a machine that has them and make the report there"
-        )
 
 
 @app.command()
@@ -366,9 +351,6 @@ def pack(
     file: Path = Argument(..., metavar="FILE", help="file to write, e.g. results.tar.zst"),
     store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
-    without_examples: bool = Option(
-        False, "--without-examples", help="leave out the scores of single examples; much smaller"
-    ),
     without_predictions: bool = Option(
         False, "--without-predictions", help="leave out predictions, which no report needs"
     ),
@@ -381,15 +363,7 @@ def pack(
 
     plan, store, identities = planned(study_file, store_folder, reads=True)
     results = None if only == "*" else matching(plan, only)
-    packed = archive.pack(
-        plan,
-        store,
-        identities,
-        file,
-        results=results,
-        examples=not without_examples,
-        predictions=not without_predictions,
-    )
+    packed = archive.pack(plan, store, identities, file, results=results, predictions=not without_predictions)
     for reason in packed.left_out:
         tell(f"left out: {reason}")
     give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: _packed(packed, file))
@@ -398,14 +372,11 @@ def pack(
 def _packed(packed: PackSummary, file: Path) -> str:
     from biphase.text import counted, si
 
-    parts = []
-    if packed.scores_planned:
-        bare = ", without values by example" if packed.bare and packed.bare == packed.scores else ""
-        parts.append(f"{packed.scores:,} of {counted(packed.scores_planned, 'score')}{bare}")
-    if packed.jobs_planned:
-        parts.append(f"{packed.jobs:,} of {counted(packed.jobs_planned, 'checkpoint')}, without weights")
-    parts += [counted(packed.corpora, "card") + " of corpora"] if packed.corpora else []
-    parts += [counted(packed.failures, "failure")] if packed.failures else []
+    parts = [
+        f"{packed.scores:,} of {counted(packed.scores_planned, 'score')}",
+        f"{packed.jobs:,} of {counted(packed.jobs_planned, 'checkpoint')}, without weights",
+        f"{counted(packed.corpora, 'card')} of corpora",
+    ]
     sizes = f"{si(packed.bytes)}B, {si(packed.unpacked)}B unpacked"
     return f"{packed.study}: {'; '.join(parts)}\n{file}: {sizes}. On the other machine: biphase ledger merge {file.name}"
 

@@ -4,7 +4,7 @@
 writing; `merge` publishes a checked archive into a store. Layout of an archive:
 
     ledger.json                     first: the study's name, and every other file with its size and SHA-256
-    study/                          plan.json, fingerprints.json, failures/<key>.json
+    study/                          plan.json, fingerprints.json
     pins.json  corpora/link-*.json  commits of hub models; fingerprints of corpora read from a folder
     metadata/checkpoints/<key>/     checkpoint.json, metrics.jsonl: a checkpoint without weights and optimizer state
     metadata/shards/<key>/          card.json: a corpus without its tokens
@@ -45,8 +45,7 @@ from biphase.presets import corpus_of
 from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
-from biphase.study import ledger
-from biphase.study.ledger import finetunings, finished, read_trial, screened_in, tuning_grids
+from biphase.study.ledger import read_trial, screened_in, tuning_grids
 from biphase.study.load import COMMIT, hubs_of, pins_of, remember
 from biphase.study.plan import (
     PLAN,
@@ -72,8 +71,7 @@ FOLDERS = {
 OPTIONAL = {"trials": (PREDICTIONS,)}
 _FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({KEY_PATTERN})")
 _LOOSE = re.compile(
-    "|".join(map(re.escape, (PLAN_ENTRY, FINGERPRINTS, PINS)))
-    + rf"|study/failures/{KEY_PATTERN}\.json|corpora/link-{KEY_PATTERN}\.json"
+    "|".join(map(re.escape, (PLAN_ENTRY, FINGERPRINTS, PINS))) + rf"|corpora/link-{KEY_PATTERN}\.json"
 )
 
 BLOCK = tarfile.BLOCKSIZE
@@ -305,8 +303,8 @@ class _Reader:
 
 # ---------------------------------------------------------------- pack
 # An archive holds everything that a report elsewhere needs, but no weights: published results only, each checked
-# against its manifest. Damaged results are left out and listed. Tracebacks are not packed: they describe this
-# machine, not the study.
+# against its manifest. Damaged results are left out and listed. Failures are not packed: they describe this machine,
+# not the study.
 
 
 @dataclass
@@ -316,11 +314,9 @@ class PackSummary:
     study: str
     scores: int = 0
     scores_planned: int = 0
-    bare: int = 0  # scores without per-example values
     jobs: int = 0
     jobs_planned: int = 0
     corpora: int = 0
-    failures: int = 0
     bytes: int = 0  # size of the archive
     unpacked: int = 0
     left_out: list[str] = field(default_factory=list)  # one reason per result
@@ -333,13 +329,12 @@ def pack(
     path: Path,
     *,
     results: Collection[str] | None = None,  # keys of the models to pack; None: all
-    examples: bool = True,
     predictions: bool = True,
 ) -> PackSummary:
     """Write what the store holds of a plan, or of some of its results, into the archive `path`.
 
-    With `examples=False`, trials are packed as metadata only, without per-example values and predictions. With
-    `predictions=False`, the values stay: a report needs them, and predictions take four times as much space.
+    With `predictions=False`, the values by example stay: a report needs them, and predictions take four times as much
+    space.
     """
     packed = PackSummary(plan.study.name)
     path_jobs = {job.key for key in results or () for job in plan.path(key)}
@@ -349,13 +344,6 @@ def pack(
         ArchiveEntry.of(FINGERPRINTS, as_json(fingerprints_of(plan.study, identities))),
         *_names(plan, store),
     ]
-    left = set(jobs) - ledger.done_keys(plan, store)
-    left |= {tuning.key for tuning in finetunings(plan, store, results) if not finished(tuning, store)}
-    for key, noted in sorted(ledger.failures(plan, store).items()):
-        if key in left:
-            packed.failures += 1
-            failure = {name: str(noted.get(name, "")) for name in ("key", "error", "at")}
-            entries.append(ArchiveEntry.of(f"study/failures/{key}.json", as_json(failure)))
 
     def add(place: Path, kind: str) -> bool:
         files = _result(store, place, kind, packed, predictions=predictions)
@@ -374,12 +362,9 @@ def pack(
         packed.scores_planned += sum(len(tuning.trials) for tuning in grid.tunings)
         packed.scores_planned += grid.pending * len(grid.scored)
         packed.scores += sum(screened)
-        packed.bare += sum(screened)
         for trial in (trial for tuning in grid.reported for trial in tuning.trials if all(screened)):
-            whole = examples and store.has(store.trials / trial.key)
-            added = add(store.trials / trial.key, "trials" if whole else "metadata/trials")
-            packed.scores += added
-            packed.bare += added and not whole
+            kind = "trials" if store.has(store.trials / trial.key) else "metadata/trials"
+            packed.scores += add(store.trials / trial.key, kind)
     if not packed.scores and not packed.jobs:
         raise SpecError(
             f"nothing of {packed.study} is in {store.root} yet; compute some of it: biphase run STUDY"
@@ -432,7 +417,7 @@ def _result(
 
 # ---------------------------------------------------------------- validate
 # An archive may contain results of its own study only. Its plan is computed again from the study it carries, and every
-# key in it (of a checkpoint, trial, corpus or failed job) must be in that plan. Metadata is checked by the same schema
+# key in it (of a checkpoint, trial or corpus) must be in that plan. Metadata is checked by the same schema
 # that readers use (`biphase.metadata`), and sizes against what such a plan can produce. Nothing is written here.
 
 
@@ -456,7 +441,6 @@ class Validator:
         self.trials: dict[str, dict[str, Any]] = {}
         self.screened: dict[str, float] = {}  # validation scores of screening trials
         self.corpora: dict[str, Corpus] = {}  # by the key of their shards
-        self.failed: set[str] = set()
         self.heldout = 0
 
     def result(self, folder: str, files: dict[str, bytes]) -> None:
@@ -501,17 +485,13 @@ class Validator:
             _need(all(COMMIT.fullmatch(commit) for commit in about.values()), f"{name} pins to no commit")
             others = set(about) - {model.source for model in hubs_of(self.study) if not model.local}
             _need(not others, f"{name} pins {min(others, default='')}, which the study does not start from")
-        elif name.startswith("corpora/"):
+        else:
             hub = [corpus for corpus in corpora_of(self.study) if corpus.hub]
             linked = {f"corpora/{link_path(corpus, Store('')).name}": corpus for corpus in hub}
             _need(name in linked, f"{name} links a corpus that the study does not read")
             corpus = linked[name]
             link = {"source": corpus.source, "heldout": corpus.heldout, "fingerprint": about["fingerprint"]}
             _need(about == link and is_key(about["fingerprint"]), f"{name} is no link")
-        else:
-            key = about["key"]
-            _need(key == Path(name).stem and isinstance(about["error"], str), f"{name} is no failure")
-            self.failed.add(key)
 
     def finish(self) -> Plan:
         """Compute the plan from the archive's study, check all keys seen so far against it, and return it."""
@@ -520,13 +500,12 @@ class Validator:
         same = keys == {job.key: job.parent for job in plan.jobs.values()}
         _need(same and self.plan["results"] == plan.results, f"{PLAN_ENTRY} has other keys than its study")
         grids = tuning_grids(plan, lambda trial: self.screened.get(trial.key))
-        tunings = {tuning.key: tuning for grid in grids for tuning in grid.tunings}
-        trials = {trial.key: (tuning, trial) for tuning in tunings.values() for trial in tuning.trials}
+        tunings = [tuning for grid in grids for tuning in grid.tunings]
+        trials = {trial.key: (tuning, trial) for tuning in tunings for trial in tuning.trials}
         for what, found, planned in (
             ("checkpoint", self.jobs, plan.jobs),
             ("trial", self.trials, trials),
             ("corpus", self.corpora, map(self._data, trained_runs(self.study))),
-            ("failure", self.failed, {*plan.jobs, *tunings}),
         ):
             others = set(found) - set(planned)
             _need(not others, f"the {what} {min(others, default='')} is none of the study's")
@@ -680,7 +659,7 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
 
 
 def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> None:
-    """Merge fingerprints, pins, corpus links and failures; the plan is merged already."""
+    """Merge fingerprints, pins and corpus links; the plan is merged already."""
     about = json.loads(content)
     if name == FINGERPRINTS:
         remember_fingerprints(merged.study, about, store)
@@ -691,11 +670,6 @@ def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> Non
                 merged.kept.append(f"{PINS}: {source} is pinned to {pinned[:8]}, and to {commit[:8]} there")
     elif name.startswith("corpora/"):
         _merge_link(store.root / name, about, store, merged)
-    elif name != PLAN_ENTRY:
-        path = store.studies / merged.study / "failures" / Path(name).name
-        if not path.is_file():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_json(path, about)
 
 
 def _merge_link(path: Path, link: dict[str, Any], store: Store, merged: Merged) -> None:

@@ -23,7 +23,7 @@ from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, LabelledText, Numbering, columns_of, filled
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, Numbering
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
 from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
@@ -323,15 +323,9 @@ def _part(folder: Path, patterns: Sequence[str]) -> str:
 
 
 def _no_parts(path: Path, home: Path, train: str, test: str) -> str:
-    """Say which split is missing, which other files are there, and what to type."""
+    """Say which split is missing, which files are there, and what to type."""
     missing = " and ".join(part for part, found in (("train*", train), ("test*", test)) if not found)
-    used = {file for pattern in (train, test) if pattern for file in matching(home, pattern)}
-    ignored = {*task_files.ABOUT, *(file.name for pattern in (".*", "*.md") for file in home.glob(pattern))}
-    others = [
-        file
-        for file in sorted(home.iterdir())
-        if file.is_file() and file not in used and file.name not in ignored
-    ]
+    others = [file for file in sorted(home.iterdir()) if file.is_file() and file.name[0] != "."]
     has = f", but {_names(others)}" if others else ""
     return (
         f"{path}: there are no files {missing}{has}; put files to train on and to be scored by there ({FORMATS}), "
@@ -605,7 +599,7 @@ def describe(task: Task, *, download: bool) -> Description:
         columns = column_names(f"task {task.name!r}", files[source][0])
         about += [*_fields_read(task, columns), *_parts(task, examples)]
         about += [("example", text) for text in _examples(task, examples)]
-        warnings = list(_warnings(task, examples, columns))
+        warnings = list(_warnings(task, examples))
     shown = tuple((title, _printable(text)) for title, text in about)
     return Description(task.name, shown, tuple(map(_printable, warnings)))
 
@@ -662,20 +656,14 @@ def _parts(task: Task, examples: Examples) -> Iterator[tuple[str, str]]:
 def _examples(task: Task, examples: Examples) -> Iterator[str]:
     """Yield two examples as the model gets them, without the tokenizer's special tokens; two labels if possible."""
     labels = getattr(task.form, "labels", ())
-    rows = _rows_of(examples.train if len(examples.train) else examples.test)
-    other = (row for row in rows[1:] if isinstance(row, LabelledText) and row.label != rows[0].label)
-    for row in (*rows[:1], *(next(other, second) for second in rows[1:2])):
+    part = examples.train if len(examples.train) else examples.test
+    if isinstance(part, Search):  # queries with their best documents
+        best = [max(judged, key=judged.__getitem__) for judged in part.judged[:2]]
+        texts = (part.library.texts[document] for document in best)
+        part = [Pair(query, text) for query, text in zip(part.queries, texts, strict=False)]
+    other = (row for row in part[1:] if getattr(row, "label", 0) != getattr(part[0], "label", 0))
+    for row in (*part[:1], *(next(other, second) for second in part[1:2])):
         yield row.describe(labels, _shown)
-
-
-def _rows_of(part: Any) -> Sequence[Any]:
-    """Return the examples of a split; for a `Search`, the first two queries with their best documents."""
-    if not isinstance(part, Search):
-        return part
-    best = [max(judged, key=judged.__getitem__) for judged in part.judged[:2]]
-    return [
-        Pair(query, part.library.texts[document]) for query, document in zip(part.queries, best, strict=False)
-    ]
 
 
 def _shown(text: str) -> str:
@@ -685,43 +673,17 @@ def _shown(text: str) -> str:
 # ---------------------------------------------------------------- warnings
 
 
-def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterator[str]:
-    train, form = examples.train, task.form
-    if isinstance(form, Classify):
-        yield from _odd_texts(form, examples, columns)
-    if task.is_trained and len(train) < FEW:
+def _warnings(task: Task, examples: Examples) -> Iterator[str]:
+    train, test = examples.train, examples.test
+    if not task.is_trained:
+        return
+    if len(train) < FEW:
         yield f"only {counted(len(train), 'row')} to train on; scores of so few depend on chance"
-    if task.is_trained:
-        test = examples.test
-        tested = test.queries if isinstance(test, Search) else [row.text for row in test]
-        trained = {row.text for row in train}
-        shared = sum(row in trained for row in tested)
-        if shared:
-            yield (
-                f"{shared:,} of {len(tested):,} inputs of the test part ({shared / len(tested):.1%}) are in the train part "
-                "too; a model may know their answers by heart"
-            )
-
-
-def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> Iterator[str]:
-    read = columns_of("", form.text)
-    candidates = [
-        name
-        for name in columns
-        if (name.lower() in LABELS or name.lower().endswith("label")) and name not in read
-    ]
-    first, *others = sorted(candidates, key=lambda name: (*LABELS, name.lower()).index(name.lower())) or [""]
-    if others and form.label == first:  # the label column was not chosen by an option
-        yield f"column {others[0]!r} could be the label too; if it is, type --label {others[0]}"
-    header = filled(form.text, {name: name for name in read})
-    for part in ("train", "validation", "test"):
-        if any(isinstance(row, LabelledText) and row.text == header for row in getattr(examples, part)):
-            yield f"a row of the {part} part repeats the header, {_shown(header)}; remove it"
-    texts = [row.text for row in examples.train if isinstance(row, LabelledText)]
-    if texts and form.text == f"{{{read[0]}}}" and all(map(is_number, texts)):
-        yield f"the texts are numbers, e.g. {_shown(texts[0])}; if the text is elsewhere, type --text COLUMN"
-    if texts and len(form.labels) * 2 > len(texts):
+    tested = test.queries if isinstance(test, Search) else [row.text for row in test]
+    trained = {row.text for row in train}
+    shared = sum(row in trained for row in tested)
+    if shared:
         yield (
-            f"{len(form.labels)} labels for {counted(len(texts), 'row')} of train; if {form.label!r} is not the label, "
-            "type --label COLUMN"
+            f"{shared:,} of {len(tested):,} inputs of the test part ({shared / len(tested):.1%}) are in the train part "
+            "too; a model may know their answers by heart"
         )

@@ -7,19 +7,19 @@ what is done and what to type next. `opening` and `closing` are the first and la
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
 
 from biphase.data.corpus import shards_key
 from biphase.errors import StoreError
-from biphase.leases import Leases
+from biphase.leases import Holder, Leases
 from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import corpus_of
 from biphase.protocol import KEY_DIGITS
-from biphase.records import encode
 from biphase.specs import Pretrain
 from biphase.store import Store
 from biphase.study import ledger
@@ -56,12 +56,10 @@ def summary(plan: Plan, done: Collection[str], tuned: Count, bill: Bill, command
         parts.append(f"{si(every.disk + shards)}B of disk{of_it}")
     if plan.tuned:
         grids = plan.tuned.values()
-        screened = f" ({_screening(plan)})" if any(grid.screenings for grid in grids) else ""
-        full = sum(grid.finetunings for grid in grids)
-        parts += [
-            f"{counted(full, 'fine-tuning')}{screened}",
-            counted(sum(grid.scores for grid in grids), "score"),
-        ]
+        short_ones = sum(grid.screenings for grid in grids)
+        screened = f" after {short_ones:,} short ones that screen learning rates" if short_ones else ""
+        parts.append(f"{counted(sum(grid.finetunings for grid in grids), 'fine-tuning')}{screened}")
+        parts.append(counted(sum(grid.scores for grid in grids), "score"))
     below = [*_elapsed_line(plan, bill, left), *_basis(plan, bill), *_text_notes(bill)]
     wrapped = [line for note in below for line in wrap(note, PAGE, subsequent_indent="  ")]
     return [*_flow(parts), *wrapped, *every.notes, *bill.notes, _next(plan, left, tuned, bill, command_path)]
@@ -107,47 +105,27 @@ def _hours_parts(plan: Plan, bill: Bill) -> list[str]:
     return [f"{' and '.join(parts)} on {device} ({bill.machine.when(bill.precisions)})"] if parts else []
 
 
-def _screening(plan: Plan) -> str:
-    """Say how many short fine-tunings screen learning rates, and what both stages cost, before a grid is extended."""
-    counts, cost, without = screening_cost(plan)
-    return f"after {counts:,} short ones that screen learning rates: the cost of {cost:,.4g}, not {without:,}"
-
-
-def screening_cost(plan: Plan) -> tuple[int, float, int]:
-    """Return how many fine-tunings screen learning rates, the cost of all, and the cost without discarding.
-
-    Costs are in full fine-tunings, and leave out rates that extend a grid.
-    """
-    grids = plan.tuned.values()
-    short = sum(grid.screenings * grid.discard.share for grid in grids if grid.discard)
-    without = sum(replace(grid, discard=None).finetunings for grid in grids)
-    count = sum(grid.screenings for grid in grids)
-    return count, short + sum(grid.finetunings for grid in grids), without
-
-
 def _next(plan: Plan, left: list[str], tuned: Count, bill: Bill, command_path: str) -> str:
+    """Say how far the plan is, and what to type next."""
     if not plan.jobs and not tuned.of:
         return "nothing to train."
     if not left and tuned.done == tuned.of:
-        every = _jobs_and_tunings(plan.job_count, tuned.of)
-        return f"all {every} computed. See: biphase report {command_path}"
+        return f"{_standing(plan, plan.job_count, tuned)}. See: biphase report {command_path}"
     if len(left) == plan.job_count and not tuned.done:
         return f"nothing computed yet. Next: biphase run {command_path}"
     steps, hours = sum(plan.jobs[key].steps for key in left), bill.hours(left)
-    done = _jobs_and_tunings(plan.job_count, tuned.of, (plan.job_count - len(left), tuned.done))
     to_go = f", {steps:,} steps left" if left else ""
     if hours is not None and (hours := hours + bill.finetuning(bill.left)):
         to_go += f", {_hours(hours, bill.device)}"
-    return f"{done} done{to_go}. Next: biphase run {command_path}"
+    return f"{_standing(plan, plan.job_count - len(left), tuned)}{to_go}. Next: biphase run {command_path}"
 
 
-def _jobs_and_tunings(jobs: int, tunings: int, done: tuple[int, int] | None = None) -> str:
-    """Return "2 training jobs and 24 fine-tunings", with how many of each are done; what there is none of is left out."""
-    counts = ((jobs, "training job"), (tunings, "fine-tuning"))
-    ready = [f"{count:,} of " for count in done] if done else ["", ""]
-    return " and ".join(
-        before + counted(count, noun) for before, (count, noun) in zip(ready, counts, strict=True) if count
-    )
+def _standing(plan: Plan, done: int, tuned: Count) -> str:
+    """Say how many training jobs (`done`) and fine-tunings are done; what there is none of is left out."""
+    counts = ((done, plan.job_count, "training job"), (tuned.done, tuned.of, "fine-tuning"))
+    every = all(ready >= of for ready, of, _ in counts)
+    parts = [f"{'' if every else f'{ready:,} of '}{counted(of, noun)}" for ready, of, noun in counts if of]
+    return f"all {' and '.join(parts)} are done" if every else f"{' and '.join(parts)} done"
 
 
 def _flow(parts: list[str]) -> list[str]:
@@ -222,26 +200,11 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: Count, bill: Bill) ->
         "finetunings": tuned.of,
         "finetunings_done": tuned.done,
         "scores": sum(grid.scores for grid in plan.tuned.values()),
-        **(_discard_json(plan) if plan.study.finetune and plan.study.finetune.discard else {}),
     }
 
 
-def _discard_json(plan: Plan) -> dict[str, Any]:
-    count, cost, without = screening_cost(plan)
-    return {"discard": {"screenings": count, "cost": cost, "cost_without": without}}
-
-
-def key_length(keys: Collection[str]) -> int:
-    """Return the shortest prefix length, at least 6, at which all keys differ."""
-    length = KEY_DIGITS
-    while len({key[:length] for key in keys}) < len(set(keys)):
-        length += 1
-    return length
-
-
 # ---------------------------------------------------------------- tree
-# Columns line up at any depth. A tree that is too wide for the page is drawn flat, with narrow branches: at each fork
-# the child with the deepest subtree continues at its parent's indentation.
+# Columns line up at any depth.
 
 
 _Row = tuple[str, str, str, str, str, str]  # branches and objective, first and last step, key, mark, results
@@ -250,7 +213,6 @@ _Row = tuple[str, str, str, str, str, str]  # branches and objective, first and 
 def _tree(plan: Plan, done: Collection[str]) -> list[str]:
     below = children_of(plan.jobs.values())
     in_thousands = all(step % 1000 == 0 for job in plan.jobs.values() for step in job.span)
-    digits = key_length({*plan.roots, *plan.jobs, *done})
 
     def steps(count: int) -> str:
         return f"{count // 1000:,}k" if in_thousands else f"{count:,}"
@@ -258,56 +220,28 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
     def row(text: str, job: TrainingJob) -> _Row:
         first, until = job.span
         mark = "✓" if job.key in done else ""
-        return text, steps(first), steps(until), job.key[:digits], mark, ", ".join(job.results)
+        return text, steps(first), steps(until), job.key[:KEY_DIGITS], mark, ", ".join(job.results)
 
-    named = titles(list(plan.roots.values()), trained=set(below))
-
-    def drawn(*, flat: bool) -> list[str]:
-        rows: list[_Row] = []
-        for key, root in plan.roots.items():
-            rows.append((named[key], "", "", key[:digits], "", ", ".join(root.results)))
-            rows.extend(row(text, job) for text, job in _branches(below, key, flat=flat))
-        return _aligned(rows)
-
-    lines = drawn(flat=False)
-    return lines if max(map(len, lines)) <= PAGE else drawn(flat=True)
+    titles = _titles(list(plan.roots.values()), trained=set(below))
+    rows: list[_Row] = []
+    for key, root in plan.roots.items():
+        rows.append((titles[key], "", "", key[:KEY_DIGITS], "", ", ".join(root.results)))
+        rows.extend(row(text, job) for text, job in _branches(below, key))
+    return _aligned(rows)
 
 
-def _branches(
-    below: dict[str, list[TrainingJob]], root: str, *, flat: bool
-) -> Iterator[tuple[str, TrainingJob]]:
+def _branches(below: dict[str, list[TrainingJob]], root: str) -> Iterator[tuple[str, TrainingJob]]:
     """Yield each training job below a root with the text of its line, depth first."""
-    fork, last, line, blank = ("├", "└", "│", " ") if flat else ("├─ ", "└─ ", "│  ", "   ")
-    depths = _depths(below, root) if flat else {}
-
-    def expand(key: str, prefix: str) -> list[tuple[TrainingJob, str, str]]:
-        """Return children in reverse order, each with the prefix of its own line and of the lines below it."""
-        children = below.get(key, [])
-        trunk = max(children, key=lambda child: depths[child.key], default=None) if flat else None
-        lines = [(child, prefix + fork, prefix + line) for child in children if child is not trunk]
-        if trunk:  # continues at its parent's indentation, after the other children
-            lines.append((trunk, prefix, prefix))
-        elif lines:
-            lines[-1] = (children[-1], prefix + last, prefix + blank)
-        return lines[::-1]
-
-    waiting = expand(root, "")
+    waiting = [(root, job, "") for job in reversed(below.get(root, []))]
     while waiting:
-        job, before, beneath = waiting.pop()
+        parent, job, prefix = waiting.pop()
+        last = job is below[parent][-1]
         base = job.run.phase_at(job.first).rope_base
         rope = f", rope {base:g}" if base else ""
-        yield before + job.objective.label + rope + (" ↘" if job.decaying else ""), job
-        waiting.extend(expand(job.key, beneath))
-
-
-def _depths(below: dict[str, list[TrainingJob]], root: str) -> dict[str, int]:
-    """Return the number of training jobs on the longest path down from each job."""
-    order, depths = [root], {}
-    for key in order:
-        order.extend(child.key for child in below.get(key, []))
-    for key in reversed(order):
-        depths[key] = 1 + max((depths[child.key] for child in below.get(key, [])), default=0)
-    return depths
+        branch = "└─ " if last else "├─ "
+        yield prefix + branch + job.objective.label + rope + (" ↘" if job.decaying else ""), job
+        beneath = prefix + ("   " if last else "│  ")
+        waiting.extend((job.key, child, beneath) for child in reversed(below.get(job.key, [])))
 
 
 def _aligned(rows: list[_Row]) -> list[str]:
@@ -320,18 +254,14 @@ def _aligned(rows: list[_Row]) -> list[str]:
     return lines
 
 
-def titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
-    """Return a title for each root; roots with the same title also name the fields in which they differ."""
+def _titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
+    """Return a title for each root; where several have the same one, with the name of a run that starts there."""
     plain = {root.key: _title(root.run, trained=root.key in trained) for root in roots}
-    details = {root.key: _details(root.run) for root in roots}
-    full = {}
-    for key, title in plain.items():
-        alike = [details[other] for other in plain if plain[other] == title]
-        differing = [
-            text for name, text in details[key].items() if any(other.get(name) != text for other in alike)
-        ]
-        full[key] = ", ".join([title, *differing])
-    return full
+    alike = Counter(plain.values())
+    return {
+        root.key: plain[root.key] + (f", as {root.run.name} starts" if alike[plain[root.key]] > 1 else "")
+        for root in roots
+    }
 
 
 def _title(run: Pretrain, *, trained: bool) -> str:
@@ -339,51 +269,19 @@ def _title(run: Pretrain, *, trained: bool) -> str:
     return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 
-UNTOLD = ("/kind", "start/name", "start/precision", "corpus/name")  # in the title already, or of no effect
-
-
-def _details(run: Pretrain) -> dict[str, str]:
-    """Return everything that a root's key depends on, as "name value" by the path of the field."""
-    parts: dict[str, Any] = {"": run.start}  # an existing model, not trained here
-    if run.corpus:
-        names = ("seed", "packing", "precision", "adapter", "freeze", "optimizer")
-        parts = {"start": run.start, "corpus": corpus_of(run), "lr": run.schedule.peak}
-        parts |= {"warmup": run.schedule.warmup, "batch": run.batch_tokens}
-        parts |= {name: getattr(run, name) for name in names}
-    values = {path: value for name, part in parts.items() for path, value in _leaves(encode(part), name)}
-    return {
-        path: f"{path.removesuffix('/kind').split('/')[-1]} {value:{'g' if isinstance(value, float) else ''}}"
-        for path, value in values.items()
-        if path not in UNTOLD
-    }
-
-
-def _leaves(value: Any, path: str) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, dict):
-        for name, inner in value.items():
-            yield from _leaves(inner, f"{path}/{name}")
-    else:
-        yield path, value if isinstance(value, float) else str(value)
-
-
 # ---------------------------------------------------------------- runs and status
 
 
 BAR = 20
-LISTED = 5  # extended grids that `status` names
 CURVE = 20  # width of a curve in characters
 BLOCKS = "█▇▆▅▄▃▂▁"
 
 
 def opening(plan: Plan, store: Store) -> str:
     """Return the first lines of a run."""
-    done = len(ledger.done_keys(plan, store))
     question = f": {plan.question}" if plan.question else ""
-    parts = [f"{counted(plan.job_count, 'training job')}, {done} done"] if plan.job_count else []
-    if plan.study.finetune:
-        tuned = ledger.count(plan, store)
-        parts.append(f"{counted(tuned.of, 'fine-tuning')}, {tuned.done:,} done")
-    return f"{plan.study.name}{question}\n  {'; '.join(parts)}"
+    standing = _standing(plan, len(ledger.done_keys(plan, store)), ledger.count(plan, store))
+    return f"{plan.study.name}{question}\n  {standing}"
 
 
 def closing(
@@ -408,26 +306,19 @@ def closing(
     listed = set(failed.values())  # a fine-tuning may have failed for the same reason
     failed |= {key: error for key, error in damaged.items() if error not in listed}
     lines += [f"failed  {key[:KEY_DIGITS]}  {error}" for key, error in failed.items()]
-    where = [f"{len(done)} of {plan.job_count} training jobs"] if plan.job_count else []
-    where += [f"{tuned.done:,} of {tuned.of:,} fine-tunings"] if tuned.of else []
-    standing, resume = f"{' and '.join(where)} done", f"To go on: biphase {command}"
+    standing, resume = _standing(plan, len(done), tuned), f"To go on: biphase {command}"
     if stopped:
-        kept = [step for _, step in ledger.kept(plan, store).values()]
-        at = f"at step {kept[0]:,}" if len(kept) == 1 else "at their last checkpoints"
-        saved = f", {counted(len(kept), 'fine-tuning')} kept {at}" if kept else ""
-        lost = (
-            f"{duration(max(1, unsaved))} of fine-tuning to be computed again" if unsaved else "nothing lost"
-        )
+        kept = len(ledger.kept(plan, store))
+        saved = f", {counted(kept, 'fine-tuning')} kept at the last checkpoint" if kept else ""
+        lost = f"{duration(max(1, unsaved))} of fine-tuning lost" if unsaved else "nothing lost"
         lines.append(f"stopped. {standing}{saved}, {lost}. {resume}")
     elif failed:
         lines.append(f"{standing}, {len(failed)} failed. {resume}")
     elif plan.left(done) or tuned.done < tuned.of:
         lines.append(f"{standing}. {resume}")
     else:
-        every, several = _jobs_and_tunings(plan.job_count, tuned.of), plan.job_count + tuned.of > 1
-        done_text = f"all {every} are done; they are" if several else f"{every} is done; it is"
-        lines.append(f"{done_text} in {store.root}")
-        lines.append(f"What {'they show' if several else 'it shows'}: biphase report {study}")
+        lines.append(f"{standing}; they are in {store.root}")
+        lines.append(f"What they show: biphase report {study}")
     return "\n".join(lines)
 
 
@@ -594,27 +485,27 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         lines.append(_bar(done, len(entries), "training jobs", left))
     if tuned.of:
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
-        lines += screening_lines(plan, tuned.grids)
+        lines += _screening_lines(plan, tuned.grids)
+
+    def line(standing: str, key: str, *facts: str) -> None:
+        lines.append("  ".join((f"  {standing:<7} {key[:KEY_DIGITS]}", *filter(None, facts))))
+
     for key, entry in entries.items():
         name = ", ".join(entry.job.results) or entry.job.run.name
         if entry.holder:
-            progress = ledger.latest(plan, store, entry.job)
-            where = f"on {entry.holder.host}, process {entry.holder.pid}"
-            lines.append("  ".join(filter(None, (f"  running {key[:KEY_DIGITS]}", name, where, progress))))
+            line("running", key, name, _where(entry.holder), ledger.latest(plan, store, entry.job))
         if entry.standing == "failed":
-            lines.append(f"  failed  {key[:KEY_DIGITS]}  {name}  {entry.error}")
+            line("failed", key, name, entry.error)
     for key, (tuning, holder) in tuned.running.items():
-        lines.append(
-            f"  running {key[:KEY_DIGITS]}  {tuning.title(plan)}  on {holder.host}, process {holder.pid}"
-        )
+        line("running", key, tuning.title(plan), _where(holder))
     for key, (tuning, error) in tuned.failed.items():
-        lines.append(f"  failed  {key[:KEY_DIGITS]}  {tuning.title(plan)}  {error}")
+        line("failed", key, tuning.title(plan), error)
     for key, (tuning, step) in tuned.kept.items():
-        lines.append(f"  kept    {key[:KEY_DIGITS]}  {tuning.title(plan)}  at step {step:,}")
+        line("kept", key, tuning.title(plan), f"at step {step:,}")
     listed = {entry.error for entry in entries.values()} | {error for _, error in tuned.failed.values()}
-    lines += [
-        f"  failed  {key[:KEY_DIGITS]}  {error}" for key, error in damaged.items() if error not in listed
-    ]
+    for key, error in damaged.items():
+        if error not in listed:
+            line("failed", key, error)
     bare = sum(not entry.weights for entry in entries.values())
     if bare:
         lines.append(
@@ -629,21 +520,21 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     return "\n".join([*lines, *below])
 
 
-def screening_lines(plan: Plan, grids: Sequence[TuningGrid]) -> list[str]:
-    """Say how far learning rates are screened, and which grids were extended; nothing without `Finetune.discard`."""
+def _where(holder: Holder) -> str:
+    return f"on {holder.host}, process {holder.pid}"
+
+
+def _screening_lines(plan: Plan, grids: Sequence[TuningGrid]) -> list[str]:
+    """Say how far learning rates are screened; nothing without `Finetune.discard`."""
     screened = [grid for grid in grids if grid.screening]
     spec = plan.study.finetune
     if not screened or not spec or not spec.discard:
         return []
-    done = sum(not grid.pending for grid in screened)
-    seeds = ", ".join(map(str, spec.discard.seeds))
-    line = (
-        f"  learning rates screened by {counted(len(spec.discard.seeds), 'seed')} ({seeds}) for "
-        f"{done:,} of {counted(len(screened), 'grid')}; the best {spec.discard.keep} of each are kept"
-    )
-    extended = [f"{_result_of(plan, grid.model)} on {grid.task.name}" for grid in screened if grid.extended]
-    more = f" and {len(extended) - LISTED} more" if len(extended) > LISTED else ""
-    return [line, *([f"  grids extended: {', '.join(extended[:LISTED])}{more}"] if extended else [])]
+    done, seeds = sum(not grid.pending for grid in screened), ", ".join(map(str, spec.discard.seeds))
+    return [
+        f"  learning rates screened by seeds {seeds} for {done:,} of {counted(len(screened), 'grid')}; "
+        f"the best {spec.discard.keep} of each are kept"
+    ]
 
 
 def _result_of(plan: Plan, model: str) -> str:

@@ -24,7 +24,6 @@ import shlex
 import traceback
 from collections.abc import Generator
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -59,7 +58,9 @@ def load(path: Path | str) -> LoadedStudy:
     """Load the study at `path`: a Python file, which is run, or a plan.json, which is read."""
     path = Path(path)
     if not path.is_file():
-        raise SpecError(f"no file {path}{' (it is a folder)' if path.is_dir() else ''}{_did_you_mean(path)}")
+        near = [str(file) for folder in (path.parent, Path("studies")) for file in folder.glob("*.py")]
+        hint = f"; {nearest(str(path), near)}" if near else "; write one: docs/studies.md"
+        raise SpecError(f"no file {path}{' (it is a folder)' if path.is_dir() else ''}{hint}")
     if path.suffix not in (".py", ".json"):
         raise SpecError(f"{path} is no study: a study is a Python file (.py), or the plan.json made of one")
     study, question = _from_plan(path) if path.suffix == ".json" else _from_file(path)
@@ -104,17 +105,6 @@ def _line(wrong: BaseException, name: str) -> int:
     """Return the deepest line of file `name` in the traceback."""
     lines = [frame.lineno for frame in traceback.extract_tb(wrong.__traceback__) if frame.filename == name]
     return lines[-1] or 1 if lines else 1
-
-
-def _did_you_mean(path: Path) -> str:
-    """Suggest the file that was probably meant, from the same folder or from studies/."""
-    folder = path if path.is_dir() else path.parent
-    files = [*folder.glob("*.py"), *folder.glob("*.json"), *Path("studies").glob("*.py")]
-    by_name = {name: file for file in reversed(files) for name in (file.stem, file.name)}
-    close = get_close_matches(path.name, by_name, n=1) or get_close_matches(path.stem, by_name, n=1)
-    if close:
-        return f"; did you mean {by_name[close[0]]}?"
-    return f"; there is {files[0]}" if files else "; write one, or see studies/ for examples"
 
 
 # ---------------------------------------------------------------- corpora and tokenizers

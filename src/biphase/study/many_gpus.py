@@ -8,7 +8,7 @@
 Nothing here is measured except the speed of one GPU. A GPU computes its share of a step's rows. The all-reduce of
 gradients starts after the backward pass, so the two times are added; gathering of shards overlaps with computing
 other blocks, so the longer one counts. Sharding and recomputation use torch's compiler instead of biphase's own
-kernels, which costs a factor `COMPILED`. Not counted: stragglers, data loading, checkpoints, and other traffic.
+kernels, which costs a factor `COMPILED`. Not counted: latencies, stragglers, data loading and checkpoints.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from biphase.study.prices import EFFICIENCY
 from biphase.text import short, si
 
 REACHED = 0.75  # share of a link's nominal bandwidth that collectives reach: commonly seen, not measured here
-LATENCY = {"inside": 20e-6, "between": 60e-6}  # fixed seconds per collective; assumed
 # Time of a compiled step ÷ one with own kernels: 210M, MLM on chunks, 24 rows, one H200.
 COMPILED = 441.9 / 367
 RECOMPUTED = 4 / 3  # recomputation adds a forward pass
@@ -47,13 +46,12 @@ class Interconnect:
     source: str
     own_kernels: bool = True  # biphase's own kernels need an NVIDIA GPU, Ampere or later
 
-    def seconds(self, sent: float, members: int, stride: int, often: int = 0) -> float:
+    def seconds(self, sent: float, members: int, stride: int) -> float:
         """Return the time in which each GPU sends `sent` bytes in a ring of `members` GPUs, `stride` apart."""
         inside = (members - 1) * stride < self.gpus
         # A ring visits all members in a machine before it leaves it, so they share the machine's network links.
         leaving = min(members, max(1, self.gpus // stride)) * self.between
-        rate = self.inside if inside else min(self.inside, leaving)
-        return sent / (rate * REACHED) + often * LATENCY["inside" if inside else "between"]
+        return sent / ((self.inside if inside else min(self.inside, leaving)) * REACHED)
 
 
 _CRAY = "HPE Cray EX235a: one Infinity Fabric link between modules; 200 Gb/s a module"
@@ -174,7 +172,6 @@ class Collective(NamedTuple):
     sent: float  # bytes per GPU
     members: int
     stride: int
-    often: int
 
 
 def collectives(load: Load, sharding: ShardingOption, gpus: int) -> Iterator[Collective]:
@@ -183,17 +180,14 @@ def collectives(load: Load, sharding: ShardingOption, gpus: int) -> Iterator[Col
     if gpus == 1:
         return
     if whole == 1:
-        yield Collective(_ring_bytes(4 * parameters, gpus, 2), gpus, 1, math.ceil(parameters / 2**25))
+        yield Collective(_ring_bytes(4 * parameters, gpus, 2), gpus, 1)
         return
     head = shape.embedding + shape.hidden  # with the last norm: gathered once per micro-batch
-    blocks = parameters - head
-    fetched = load.width * (2 * blocks + head) * load.passes
-    units = shape.layers + 2
-    yield Collective(_ring_bytes(fetched, whole), whole, 1, 2 * units * load.passes)
-    yield Collective(_ring_bytes(4 * parameters, whole), whole, 1, units)
-    copies = gpus // whole
-    if copies > 1:
-        yield Collective(_ring_bytes(4 * parameters / whole, copies, 2), copies, whole, units)
+    fetched = load.width * (2 * (parameters - head) + head) * load.passes
+    yield Collective(_ring_bytes(fetched, whole), whole, 1)
+    yield Collective(_ring_bytes(4 * parameters, whole), whole, 1)
+    if gpus > whole:
+        yield Collective(_ring_bytes(4 * parameters / whole, gpus // whole, 2), gpus // whole, whole)
 
 
 def _ring_bytes(size: float, members: int, rounds: int = 1) -> float:
@@ -213,34 +207,8 @@ class Outlook:
     fits: bool
     sent: float  # bytes that a GPU sends per step
     seconds: float  # per step
-    computing: float  # seconds of computing, included in `seconds`
     efficiency: float  # relative to one GPU that computes all rows, divided by the number of GPUs
-
-    @property
-    def bytes(self) -> float:
-        return sum(self.memory.values())
-
-
-def outlook(
-    load: Load, sharding: ShardingOption, gpus: int, joined: Interconnect, computing: float, alone: float
-) -> Outlook:
-    """Predict one way to share a model.
-
-    `computing`: seconds of this GPU's rows with own kernels; `alone`: seconds of all rows on one GPU.
-    """
-    computing *= (COMPILED if load.compiled(sharding) else 1) * (RECOMPUTED if sharding.recompute else 1)
-    alone *= 1 if load.own else COMPILED
-    traffic = list(collectives(load, sharding, gpus))
-    sending = sum(joined.seconds(*each) for each in traffic)
-    if sharding.together == 1:
-        seconds = computing + sending
-    else:  # the first gather and the last reduction overlap with nothing
-        head = _ring_bytes((load.width + 4) * load.shape.embedding, sharding.together)
-        seconds = max(computing, sending) + joined.seconds(head, sharding.together, 1)
-    parts = memory(load, sharding)
-    fits = sum(parts.values()) <= joined.memory * ROOM
-    sent = sum(each.sent for each in traffic)
-    return Outlook(sharding.name, parts, fits, sent, seconds, computing, alone / gpus / seconds)
+    hours: float  # of the model's pretraining on all GPUs together
 
 
 @dataclass(frozen=True)
@@ -248,11 +216,8 @@ class Scaled:
     """The predictions for one model of a plan."""
 
     title: str
-    rows: int  # per step
     load: Load
     outlooks: list[Outlook]
-    hours: list[float]  # of its pretraining on all GPUs together, one per outlook
-    measured: bool
 
 
 class ManyGpus:
@@ -264,7 +229,7 @@ class ManyGpus:
                 f"--gpus: how GPUs of the kind {device!r} are joined is not known; {nearest(device, INTERCONNECTS)}"
             )
         self.gpus, self.device, self.joined = gpus, device, INTERCONNECTS[device]
-        machine = device_named(device, store)
+        self.machine = device_named(device, store)
         groups: dict[Any, list[TrainingJob]] = {}
         for job in plan.jobs.values():
             run = job.run
@@ -279,42 +244,62 @@ class ManyGpus:
                     f"--gpus {gpus}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
                     f"type --gpus {run.rows_per_step}"
                 )
-            speeds = machine.speeds(run.precision) if machine else None
-            self.models.append(
-                self._scaled(jobs, shape, speeds if speeds and "pretrain" in speeds.measured else None)
-            )
+            # The step and the memory shown are of the longest job.
+            job = max(jobs, key=lambda job: job.steps)
+            title = f"{getattr(run.root.start, 'name', '') or run.name}, {job.objective.label}"
+            ways = [self._outlook(job, shape, way, jobs) for way in shardings(gpus, self.joined.gpus)]
+            self.models.append(Scaled(title, self._load(job, shape), ways))
 
-    def _scaled(self, jobs: list[TrainingJob], shape: ModelShape, speeds: Speeds | None) -> Scaled:
-        run, start = jobs[0].run, jobs[0].run.root.start
-        longest = max(jobs, key=lambda job: job.steps)  # the step and the memory shown are of this job
+    def _load(self, job: TrainingJob, shape: ModelShape) -> Load:
+        run = job.run
         rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
-        micro = micro_rows(self.joined.memory, rows, length)
-        own = self.joined.own_kernels and run.precision != "fp32" and has_own_kernels(start)
+        own = self.joined.own_kernels and run.precision != "fp32" and has_own_kernels(run.root.start)
+        micro, labelled = (
+            micro_rows(self.joined.memory, rows, length),
+            run.labelled_share(job.first, job.step),
+        )
+        return Load(shape, run.precision, rows, micro, length, labelled, own)
 
-        def load(job: TrainingJob) -> Load:
-            labelled = job.run.labelled_share(job.first, job.step)
-            return Load(shape, run.precision, rows, micro, length, labelled, own)
+    def _speeds(self, precision: str) -> Speeds | None:
+        speeds = self.machine.speeds(precision) if self.machine else None
+        return speeds if speeds and "pretrain" in speeds.measured else None
 
-        def computing(job: TrainingJob, rows: int) -> float:
-            """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
-            tokens, causal, labelled = rows * length, job.objective.causal, load(job).labelled
-            if speeds is not None:
-                return speeds.step(shape, run.packing, tokens, causal=causal, labelled=labelled)
-            flops = flops_per_token(shape, run.packing, causal=causal, labelled=labelled) * tokens
-            return flops / (peak_of(self.device) * EFFICIENCY)
+    def _computing(self, job: TrainingJob, load: Load, rows: int) -> float:
+        """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
+        tokens, causal, packing = rows * load.length, job.objective.causal, job.run.packing
+        speeds = self._speeds(load.precision)
+        if speeds is not None:
+            return speeds.step(load.shape, packing, tokens, causal=causal, labelled=load.labelled)
+        flops = flops_per_token(load.shape, packing, causal=causal, labelled=load.labelled) * tokens
+        return flops / (peak_of(self.device) * EFFICIENCY)
 
-        def predicted(job: TrainingJob, sharding: ShardingOption) -> Outlook:
-            here, alone = computing(job, rows), computing(job, run.rows_per_step)
-            return outlook(load(job), sharding, self.gpus, self.joined, here, alone)
+    def _seconds(self, job: TrainingJob, load: Load, sharding: ShardingOption) -> float:
+        """Return the seconds of one step on all GPUs."""
+        slower = (COMPILED if load.compiled(sharding) else 1) * (RECOMPUTED if sharding.recompute else 1)
+        computing = self._computing(job, load, load.rows) * slower
+        sending = sum(self.joined.seconds(*each) for each in collectives(load, sharding, self.gpus))
+        if sharding.together == 1:
+            return computing + sending
+        # The first gather and the last reduction overlap with nothing.
+        head = _ring_bytes((load.width + 4) * load.shape.embedding, sharding.together)
+        return max(computing, sending) + self.joined.seconds(head, sharding.together, 1)
 
-        ways = shardings(self.gpus, self.joined.gpus)
-        return Scaled(
-            f"{getattr(start, 'name', '') or run.name}, {longest.objective.label}",
-            run.rows_per_step,
-            load(longest),
-            [predicted(longest, sharding) for sharding in ways],
-            [sum(job.steps * predicted(job, sharding).seconds for job in jobs) / 3600 for sharding in ways],
-            measured=speeds is not None,
+    def _outlook(
+        self, job: TrainingJob, shape: ModelShape, sharding: ShardingOption, jobs: list[TrainingJob]
+    ) -> Outlook:
+        """Predict one way to share a model; `jobs`: all training jobs that train it."""
+        load = self._load(job, shape)
+        parts, seconds = memory(load, sharding), self._seconds(job, load, sharding)
+        alone = self._computing(job, load, job.run.rows_per_step) * (1 if load.own else COMPILED)
+        return Outlook(
+            sharding.name,
+            parts,
+            fits=sum(parts.values()) <= self.joined.memory * ROOM,
+            sent=sum(each.sent for each in collectives(load, sharding, self.gpus)),
+            seconds=seconds,
+            efficiency=alone / self.gpus / seconds,
+            hours=sum(one.steps * self._seconds(one, self._load(one, shape), sharding) for one in jobs)
+            / 3600,
         )
 
     def render(self) -> list[str]:
@@ -326,24 +311,23 @@ class ManyGpus:
             lines += [
                 "",
                 f"{model.title} ({short(load.shape.parameters)} parameters) on {self.gpus} {self.device}: "
-                f"{model.rows:,} rows of {load.length:,} a step, {load.rows} a GPU, micro-batch {load.micro_rows}",
+                f"{load.rows} rows of {load.length:,} a GPU and step, micro-batch {load.micro_rows}",
                 f"  {'--shard':<18}{'GiB a GPU':>10}{'sent a step':>13}{'a step':>10}{'efficiency':>12}{'hours':>9}",
-                *(f"  {_line(way, hours)}" for way, hours in zip(model.outlooks, model.hours, strict=True)),
+                *(f"  {_line(way)}" for way in model.outlooks),
             ]
         return [*lines, self.basis()]
 
     def basis(self) -> str:
-        by_flops = f"FLOPs at {EFFICIENCY:.0%} of its peak"
-        kinds = {"as measured on one" if model.measured else by_flops for model in self.models}
+        measured = all(self._speeds(model.load.precision) for model in self.models)
+        computing = "as measured on one" if measured else f"FLOPs at {EFFICIENCY:.0%} of its peak"
         return (
-            f"planned, not measured: computing {' or '.join(sorted(kinds))}; {REACHED:.0%} of what links are said to "
+            f"planned, not measured: computing {computing}; {REACHED:.0%} of what links are said to "
             f"carry ({self.joined.source})"
         )
 
     def as_json(self) -> dict[str, Any]:
         return {
             "gpus": self.gpus,
-            "interconnect": asdict(self.joined),
             "models": [asdict(model) for model in self.models],
             "notes": [self.basis()],
         }
@@ -360,8 +344,8 @@ def has_own_kernels(start: Size | Hub | Pretrain) -> bool:
     return isinstance(start, Size) and supported_head_width(start.hidden // start.heads)
 
 
-def _line(way: Outlook, hours: float) -> str:
+def _line(way: Outlook) -> str:
     step = f"{way.seconds:.2f} s" if way.seconds >= 1 else f"{way.seconds * 1000:.1f} ms"
-    sent = si(way.sent) + "B"
-    text = f"{way.way:<18}{way.bytes / GIB:>10.1f}{sent:>13}{step:>10}{way.efficiency:>12.0%}{hours:>9,.1f}"
+    memory, sent = sum(way.memory.values()) / GIB, si(way.sent) + "B"
+    text = f"{way.way:<18}{memory:>10.1f}{sent:>13}{step:>10}{way.efficiency:>12.0%}{way.hours:>9,.1f}"
     return text if way.fits else f"{text}   does not fit"

@@ -16,13 +16,9 @@ import contextlib
 import os
 import sys
 import time
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from pathlib import Path
-from statistics import fmean
 from typing import Any, NoReturn
 
 import torch
@@ -52,7 +48,6 @@ from biphase.study.ledger import (
     finetuning_of,
     finished,
     screened_in,
-    tuning_grid,
     tuning_grids,
     unfinished,
 )
@@ -65,8 +60,6 @@ from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
 
 POLL_SECONDS = 1.0
-FAILED = "failed: "  # prefix of a shared status; the error follows
-SCAN_LIMIT = 500  # largest number of open fine-tunings for which the store is scanned after each one
 KEPT_BYTES = 2**31  # largest pretrained model that stays in memory while others are fine-tuned
 
 
@@ -104,10 +97,9 @@ class Worker:
         self.shards = ShardMaker(store, identities, self.leases, ranks, options.stop, self.say, self.live)
         self.outcome = Outcome()
         self.warned: set[str] = set()
-        # Fine-tunings not known to be done.
-        grids = tuning_grids(plan, screened_in(store), evaluated)
-        self.grids = {(grid.model, grid.task.name): grid for grid in grids}
-        self.open = {training.key: training for grid in self.grids.values() for training in grid.tunings}
+        self.evaluated = evaluated
+        self.closed: set[str] = set()  # fine-tunings known to be done
+        self._open_finetunings()
         self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
         self.live_model: LiveModel | None = None  # of the last training job
@@ -217,21 +209,18 @@ class Worker:
 
     def _forget(self, training: FineTuning) -> None:
         """Remove a finished fine-tuning from the open ones; if it ended the screening of a grid, open what follows."""
+        self.closed.add(training.key)
         self.open.pop(training.key, None)
-        if training.share == 1:
-            return
-        name = training.model, training.task.name
-        before = self.grids[name]
-        if any(each.share < 1 and each.key in self.open for each in before.tunings):
-            return  # the screening goes on
-        grid = tuning_grid(self.plan, training.model, training.task, before.scored, screened_in(self.store))
-        new = {each.key for each in grid.tunings} - {each.key for each in before.tunings}
-        self.grids[name] = grid
-        if not new:
-            return
-        # In the order of grids, so that a model is not loaded twice.
-        every = (each for a_grid in self.grids.values() for each in a_grid.tunings)
-        self.open = {each.key: each for each in every if each.key in self.open or each.key in new}
+        same = (each for each in self.open.values() if each.share < 1 and each.model == training.model)
+        if training.share < 1 and not any(each.task == training.task for each in same):
+            self._open_finetunings()
+
+    def _open_finetunings(self) -> None:
+        """Collect the fine-tunings not known to be done, grid by grid, so that a model is not loaded twice."""
+        grids = list(tuning_grids(self.plan, screened_in(self.store), self.evaluated))
+        every = {each.key: each for grid in grids for each in grid.tunings}
+        self.open = {key: each for key, each in every.items() if key not in self.closed}
+        self.planned, self.pending = len(every), sum(grid.pending for grid in grids)
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
@@ -305,27 +294,13 @@ class Worker:
         self.outcome.computed += 1
         ledger.forget_failure(self.plan, self.store, training.key)
         took = f"{time.monotonic() - began:.1f} s"
-        self.say(f"  {self._progress()}  {title}   {_validation(scored)}{took}{self._time_left()}")
+        self.say(f"  {self._progress()}  {title}   {_validation(scored)}{took}")
         return ""
 
     def _progress(self) -> str:
-        """Format how many fine-tunings are done, including other workers' if few enough are open to look for them."""
-        if len(self.open) <= SCAN_LIMIT:
-            for training in list(self.open.values()):
-                self._close(training)
-        pending = sum(grid.pending for grid in self.grids.values())
-        planned = pending + sum(len(grid.tunings) for grid in self.grids.values())
-        return f"{planned - pending - len(self.open):>{len(str(planned))}}/{planned} fine-tunings"
-
-    def _time_left(self) -> str:
-        assert self.tuner is not None
-        work = [(training.task.name, training.share) for training in self.open.values()]
-        work += [(grid.task.name, grid.pending) for grid in self.grids.values()]
-        left = self.tuner.seconds_left(work)
-        if not left:
-            return ""
-        workers = max(self.ranks.world, sum(key in self.open for key in self.leases.holders()))
-        return f"   about {duration(left / workers)} of fine-tuning left"
+        """Format how many of the planned fine-tunings are known to be done."""
+        of = self.planned + self.pending
+        return f"{self.planned - len(self.open):>{len(str(of))}}/{of} fine-tunings"
 
     def _train(self, job: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
@@ -463,33 +438,24 @@ class ShardMaker:
         return Shards.open(folder)
 
     def together(self, run: Pretrain) -> Shards:
-        """Return a run's shards for training by all ranks together, after checking every token file."""
-        folder = self.store.shards / self.identities.data(run)
-        if self.ranks.world == 1:
-            self._make_verified(run, folder)
-            return Shards.open(folder)
-        # Rank 0 makes them in a thread while all ranks poll its status; a bare wait would hang if it stopped or failed.
-        with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(self._make_verified, run, folder) if self.ranks.first else None
-            while (status := self.ranks.share(_status(job))) == "working":
-                time.sleep(POLL_SECONDS)
-        if status == "stopped":
-            raise Stopped
-        if job:
-            job.result()
-        if status.startswith(FAILED):
-            raise DataError(status.removeprefix(FAILED))
-        return Shards.open(folder)
+        """Return a run's shards for training by all ranks together, after checking every token file.
 
-    def _make_verified(self, run: Pretrain, folder: Path) -> None:
-        """Make the shards and verify the hashes of their token files, since training would not notice a flipped bit.
-
-        A file whose size and time have not changed since it was last verified is not read again: with a large
-        corpus, every start would take minutes.
+        Training would not notice a flipped bit. A file whose size and time have not changed since it was last verified
+        is not read again: with a large corpus, every start would take minutes.
         """
-        self._make(run, folder)
+        folder = self.store.shards / self.identities.data(run)
+        stopped = False
+        try:
+            self._make(run, folder)
+        except Stopped:
+            stopped = True
+        # Ranks notice a stop at different times, and none may wait for the others in the training.
+        if self.ranks.sum(stopped)[0]:
+            raise Stopped
         self.live(f"reading the tokens of {corpus_of(run).name}")
-        Shards.open(folder).check_tokens(HashMemory(self.store))
+        shards = Shards.open(folder)
+        shards.check_tokens(HashMemory(self.store))
+        return shards
 
     def _make(self, run: Pretrain, folder: Path) -> None:
         corpus = corpus_of(run)
@@ -516,15 +482,6 @@ class ShardMaker:
                     )
 
 
-def _status(job: Future[None] | None) -> str:
-    if job is None or not job.done():
-        return "working"
-    error = job.exception()
-    if error is None:
-        return "done"
-    return "stopped" if isinstance(error, Stopped) else FAILED + one_line(error)
-
-
 class PlanTuner(Tuner):
     """Runs the fine-tunings of a plan: finds their models, resumes from checkpoints and publishes trials."""
 
@@ -544,11 +501,10 @@ class PlanTuner(Tuner):
             plan.study.finetune, ranks.device, self._encoder, check=self._check, stop=options.stop, live=live
         )
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
-        self.seconds: dict[str, list[float]] = defaultdict(list)  # of full fine-tunings, measured, by task
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
         """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
-        began, title = time.monotonic(), training.title(self.plan)
+        title = training.title(self.plan)
         self.live(f"{title}   reading the model and the data")
         self.load(training.model)
         missing: dict[Task, str] = {}
@@ -574,7 +530,6 @@ class PlanTuner(Tuner):
             lost=lost,
             title=title,
         )
-        self.seconds[training.task.name].append((time.monotonic() - began) / training.share)
         own = tuned.scores.get(training.task.name)
         return own.parts["validation"] if own else PartScores({}, {})
 
@@ -585,17 +540,6 @@ class PlanTuner(Tuner):
 
     def _check(self, task: Task) -> None:
         refuse_changed(task, self.plan.tasks[task.name], self.store)
-
-    def seconds_left(self, left: Iterable[tuple[str, float]]) -> float | None:
-        """Estimate the time left from times measured here; tasks without one count as average.
-
-        `left`: names of tasks, each with how many full fine-tunings on it are left; a short one is a part of one.
-        """
-        if not self.seconds:
-            return None
-        usual = fmean(chain.from_iterable(self.seconds.values()))
-        means = {name: fmean(measured) for name, measured in self.seconds.items()}
-        return sum(means.get(task, usual) * count for task, count in left)
 
 
 # ---------------------------------------------------------------- from a verb to a worker
@@ -738,16 +682,12 @@ def submit_workers(
         if missing > 0:
             arguments = _job_arguments(plan, store, options)
             id, script = slurm.submit(profile, store, plan.study.name, jobs=missing, arguments=arguments)
-    lines = []
-    if queue.jobs:
-        ids = ", ".join(job.id + ("" if job.active else f" ({job.state})") for job in queue.jobs[:8])
-        more = " …" if queue.jobs[8:] else ""
-        lines.append(f"{len(queue.jobs)} of {profile.jobs} jobs were there already: {ids}{more}")
-    if missing > 0:
-        each = f", {profile.together} processes in each" if profile.together > 1 else ""
-        workers = f"{counted(missing, 'worker')}{each}"
-        return [*lines, f"submitted job {id}: {workers}; script and logs: {script.parent}"]
-    return [*lines, f"nothing submitted; for more workers raise jobs in {path}"]
+    there = f"{len(queue.jobs)} of {profile.jobs} jobs were there already" if queue.jobs else ""
+    if missing <= 0:
+        return [f"{there}; nothing submitted; for more workers raise jobs in {path}"]
+    each = f", {profile.together} processes in each" if profile.together > 1 else ""
+    submitted = f"submitted job {id}: {counted(missing, 'worker')}{each}; script and logs: {script.parent}"
+    return [there, submitted] if there else [submitted]
 
 
 def _job_arguments(plan: Plan, store: Store, options: dict[str, Any]) -> list[str]:

@@ -306,33 +306,20 @@ def split(
     loss: float | None = Option(
         None, min=0.01, max=100, help="points that a nearly best split may lose; default: the study's effect"
     ),
-    published: bool = Option(
-        False, "--published", help="use the numbers that the study's paper prints, not scores"
-    ),
     device: str = Option("", help="price what to train next on this device; default: this machine's"),
     as_json: AsJson = False,
 ) -> None:
     """Find the best share of CLM before MLM at a fixed budget, and what to train next. Trains nothing."""
-    from biphase.errors import SpecError
     from biphase.report.evidence import gather
-    from biphase.report.splits import best_splits, published_splits, render, to_json
+    from biphase.report.splits import best_splits, render, to_json
 
-    if published and device:
-        raise SpecError(
-            "--device prices what to train next, which --published does not say; leave out one of them"
-        )
     plan, store, identities = planned(study_file, store_folder)
-    if published:
-        answers = published_splits(plan, loss)
-    else:
-        answers = best_splits(gather(plan, store), identities, loss, device)
+    answers = best_splits(gather(plan, store), identities, loss, device)
     path = with_store(study_file, store_folder)
     give(
         as_json,
         lambda: {"study": plan.study.name, "splits": [to_json(answer) for answer in answers]},
-        lambda: "\n\n".join(
-            [f"{plan.study.name}: {plan.question}", *(render(one, plan, path) for one in answers)]
-        ),
+        lambda: "\n\n".join([f"{plan.study.name}: {plan.question}", *(render(one, path) for one in answers)]),
     )
 
 

@@ -84,7 +84,7 @@ def build(plan: Plan, store: Store, folder: Path, *, live: bool = False, static:
     """
     began = time.monotonic()
     content = collect(plan, store, live=live)
-    html = render(content).html
+    html = render(content)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         made = [_write(folder / PAGE, html.encode()), *_beside(content, folder, static=static)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,11 +22,10 @@ import numpy as np
 
 from biphase.errors import SpecError
 from biphase.keys import Identities
-from biphase.papers import papers_of
 from biphase.report.contrasts import Contrast, Measure
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.headline import over_families
-from biphase.report.recipes import Model, Published, named, run_of
+from biphase.report.recipes import Model, named, run_of
 from biphase.report.selectors import ComparableModels, comparable_models
 from biphase.report.statistics.best import best
 from biphase.report.statistics.curves import (
@@ -50,7 +49,6 @@ MEAN = "mean"  # of families, equally weighted
 GRID = 20  # candidates for the next split are multiples of one twentieth
 APART = 0.02  # a candidate is at least this far from every split there is
 SHOWN = 3  # proposals
-PRINTED = "the scatter of these printed means, not other pretraining seeds"
 ALIKE = 1e-9  # points: what rounding can make of equal scores
 
 Row = dict[int, Floats]  # pretraining seed → scores of one split in percent, one for each fine-tuning seed
@@ -69,10 +67,9 @@ class Sweep:
     def shares(self) -> tuple[float, ...]:
         return tuple(model.recipe.causal_share for model in self.models)
 
-    def percent(self, share: float) -> str:
-        """A share as text, with a decimal if two splits would be called the same without."""
-        distinct = len({round(100 * known) for known in self.shares}) == len(self.shares)
-        return f"{100 * share:.{0 if distinct else 1}f}%"
+
+def percent(share: float) -> str:
+    return f"{share:.0%}"
 
 
 Budget = tuple[str, int, Objective]  # size and setting, steps, the objective of the last stage
@@ -103,25 +100,17 @@ def asked_sweeps(study: ComparableModels) -> list[Sweep]:
     comparable, where = sweeps(study), f"study {study.plan.study.name!r}"
     if not study.finetune:
         raise SpecError(f"{where} fine-tunes nothing, so no split has a score; add finetune=Finetune(…)")
-    if comparable:
-        return comparable
-    budgets = _by_budget(study)
-    if not budgets:
+    have = [
+        f"{listed([*map(percent, sorted(models))])} at {steps:,} steps ({title}, {named(masked.label)})"
+        for (title, steps, masked), models in _by_budget(study).items()
+    ]
+    if not comparable:
         raise SpecError(
-            f"{where} has no run of CLM, then MLM, so there is no split to choose; add runs such as "
+            f"{where} has {'; '.join(have) or 'no run of CLM, then MLM'}; a comparison needs {FEWEST} or more shares of "
+            "CLM at equal steps (0% is MLM alone): add runs such as "
             "Pretrain(…, stages=(Stage(CLM(), 60), Stage(MLM(0.4), 180)))"
         )
-    have = [
-        f"{listed([f'{share:.0%}' for share in sorted(models)])} at {steps:,} steps ({title}, {named(masked.label)})"
-        for (title, steps, masked), models in budgets.items()
-    ]
-    problem = (
-        "splits of different budgets" if len({steps for _, steps, _ in budgets}) > 1 else "too few splits"
-    )
-    raise SpecError(
-        f"{where} has {problem}: {'; '.join(have)}; a comparison needs {FEWEST} or more shares of CLM at equal steps "
-        "(0% is MLM alone): add runs with other stages of the same total"
-    )
+    return comparable
 
 
 # ---------------------------------------------------------------- scores
@@ -149,19 +138,6 @@ def validation_scores(evidence: Evidence, sweep: Sweep) -> dict[str, list[Row]]:
         ]
         for on, of_splits in (*tables.items(), (MEAN, means))
     }
-
-
-def published_scores(numbers: Published, sweep: Sweep, families: Iterable[str]) -> dict[str, list[Row]]:
-    """What a paper prints for the same recipes: test means of one pretraining seed each."""
-    tables: dict[str, list[Row]] = {}
-    for family in families:
-        values = [numbers.family_mean(model.recipe, family) for model in sweep.models]
-        tables[family] = [{} if value is None else {0: np.array([value])} for value in values]
-    means = [
-        {0: np.mean([row[0] for row in rows], axis=0)} if all(rows) else {}
-        for rows in zip(*tables.values(), strict=True)
-    ]
-    return tables | {MEAN: means}
 
 
 # ---------------------------------------------------------------- the answer
@@ -206,14 +182,11 @@ class SplitCurve:
         return max(among, key=lambda share: by_share[share])
 
 
-def split_curve(
-    on: str, shares: Sequence[float], rows: Sequence[Row], loss: float, covers: str = ""
-) -> SplitCurve | None:
+def split_curve(on: str, shares: Sequence[float], rows: Sequence[Row], loss: float) -> SplitCurve | None:
     """The answer from scores of several splits; None if no split has a score.
 
     With several pretraining seeds, a value is the mean of a seed's fine-tunings. Of an incomplete table a complete
-    block is used (`_block`). `loss`: points that a nearly best split may lose. `covers`: what the interval covers, where
-    the scores are not those of pretraining seeds.
+    block is used (`_block`). `loss`: points that a nearly best split may lose.
     """
     seeds = sorted({seed for row in rows for seed in row})
     if not seeds:
@@ -241,7 +214,6 @@ def split_curve(
     if np.ptp(table - table.mean(axis=1, keepdims=True)) < ALIKE:
         return replace(answer, lacks="all splits score alike, so there is no noise to judge by")
     curve, region = fit_seeds(scored, table, 2), (scored[0], scored[-1])
-    curve = replace(curve, covers=covers or curve.covers)
     return replace(
         answer,
         curve=curve,
@@ -338,53 +310,11 @@ def _with_seeds(model: Model, seeds: Sequence[int]) -> Model:
 
 
 @dataclass(frozen=True)
-class NewRun:
-    """A run to add to the study, and the run of the study that it copies."""
-
-    run: Pretrain
-    template: Pretrain
-
-
-@dataclass(frozen=True)
-class Templates:
-    """The runs of a sweep that new runs may copy: those that do not continue another."""
-
-    runs: dict[tuple[float, int], Pretrain]  # by share of CLM and pretraining seed
-    fresh: int  # the first pretraining seed that no run of the study has
-    taken: set[str]  # names of results: of the study, and of new runs
-
-    @classmethod
-    def of(cls, sweep: Sweep, plan: Plan, taken: set[str]) -> Templates:
-        runs = {
-            (model.recipe.causal_share, seed): run_of(plan, result)[0]
-            for model in sweep.models
-            for seed, result in zip(model.seeds, model.results, strict=True)
-        }
-        whole = {key: run for key, run in runs.items() if run.parent is None and len(run.stages) <= 2}
-        return cls(whole, max(run.root.seed for run in plan.study.runs) + 1, taken)
-
-    def new(self, share: float, seed: int) -> NewRun:
-        """A run with this split and seed: a copy of one with the same split, else of one with the same seed."""
-        key = max(self.runs, key=lambda known: (known[0] == share, known[1] == seed))
-        template = self.runs[key]
-        masked, causal, stages = template.stages[-1], round(share * template.steps), template.stages
-        if key[0] != share:
-            masked = replace(masked, steps=template.steps - causal)
-            stages = (Stage(CLM(), causal), masked) if causal else (masked,)
-        size = getattr(template.start, "name", "").replace("/", "-")
-        name = f"{size}-clm{causal}-{masked.objective.column}-{template.steps}-seed{seed}"
-        names = itertools.chain([name], (f"{name}-{number}" for number in itertools.count(2)))
-        free = next(name for name in names if name not in self.taken)
-        self.taken.add(free)
-        return NewRun(replace(template, name=free, stages=stages, seed=seed, keep=()), template)
-
-
-@dataclass(frozen=True)
 class Proposal:
     """Runs that would shrink the interval of the optimum, and what they cost beyond the plan."""
 
     what: str
-    runs: tuple[NewRun, ...]
+    seeds: tuple[int, ...]  # of pretraining
     steps: int
     hours: float | None  # of one device; None: not priced
     shrinks: float | None = None  # of the optimum's standard error, in percent; None: see `effect`
@@ -396,13 +326,37 @@ class Proposal:
         return (self.shrinks or 0.0) / (self.steps if self.hours is None else self.hours)
 
 
+Templates = dict[tuple[float, int], Pretrain]  # by share of CLM and pretraining seed
+
+
+def _templates(sweep: Sweep, plan: Plan) -> Templates:
+    """The runs of a sweep that new runs may copy: those that do not continue another."""
+    runs = {
+        (model.recipe.causal_share, seed): run_of(plan, result)[0]
+        for model in sweep.models
+        for seed, result in zip(model.seeds, model.results, strict=True)
+    }
+    return {key: run for key, run in runs.items() if run.parent is None and len(run.stages) <= 2}
+
+
+def _new_run(templates: Templates, share: float, seed: int) -> Pretrain:
+    """A run with this split and seed: a copy of one with the same split, else of one with the same seed."""
+    key = max(templates, key=lambda known: (known[0] == share, known[1] == seed))
+    template = templates[key]
+    causal, stages = round(share * template.steps), template.stages
+    if key[0] != share:
+        masked = replace(template.stages[-1], steps=template.steps - causal)
+        stages = (Stage(CLM(), causal), masked) if causal else (masked,)
+    return replace(template, name=f"{template.name}.{causal}.{seed}", stages=stages, seed=seed, keep=())
+
+
+def _fresh_seed(plan: Plan) -> int:
+    """The first pretraining seed that no run of the study has."""
+    return max(run.root.seed for run in plan.study.runs) + 1
+
+
 def proposals(
-    sweep: Sweep,
-    answer: SplitCurve,
-    templates: Templates,
-    evidence: Evidence,
-    identities: Identities,
-    device: str,
+    sweep: Sweep, answer: SplitCurve, evidence: Evidence, identities: Identities, device: str
 ) -> tuple[tuple[Proposal, ...], Bill | None]:
     """The next splits, and one more pretraining seed, by how much they shrink the optimum's standard error per hour.
 
@@ -411,22 +365,23 @@ def proposals(
     split of every seed is trained from the nearest checkpoint of its trunk that the plan keeps, so its cost is its
     branch and the piece of the trunk up to it. Where hours are not known, steps are the costs.
     """
-    count = len(answer.seeds)
-    if answer.where is None or not {seed for _, seed in templates.runs}.issuperset(answer.seeds):
+    count, templates = len(answer.seeds), _templates(sweep, evidence.plan)
+    if answer.where is None or not {seed for _, seed in templates}.issuperset(answer.seeds):
         return (), None
-    longest = min(run.decay_start for run in templates.runs.values()) / sweep.steps
+    longest = min(run.decay_start for run in templates.values()) / sweep.steps
     shares = [step / GRID for step in range(1, GRID) if step / GRID <= longest]
     shares = [share for share in shares if min(abs(share - planned) for planned in sweep.shares) >= APART]
-    candidates = [tuple(templates.new(share, seed) for seed in answer.seeds) for share in shares]
-    seed_runs = tuple(templates.new(share, templates.fresh + 1) for share in answer.shares)
+    candidates = [[_new_run(templates, share, seed) for seed in answer.seeds] for share in shares]
+    another = _fresh_seed(evidence.plan) + 1
+    seed_runs = [_new_run(templates, share, another) for share in answer.shares]
     costs, prices = _costs([*candidates, seed_runs], sweep, evidence, identities, device)
     shrinkage = dict(next_point(answer.shares, shares, [1.0] * len(shares), answer.where))
     splits = [
-        Proposal(sweep.percent(share), runs, *cost, shrinks=shrinkage[share])
-        for share, runs, cost in zip(shares, candidates, costs[:-1], strict=True)
+        Proposal(percent(share), answer.seeds, *cost, shrinks=shrinkage[share])
+        for share, cost in zip(shares, costs[:-1], strict=True)
     ]
     ranked = sorted(splits, key=lambda proposal: -proposal.worth)[:SHOWN]
-    seed = Proposal("one more pretraining seed", seed_runs, *costs[-1])
+    seed = Proposal("one more pretraining seed", (another,), *costs[-1])
     if count > 2:
         seed = replace(seed, shrinks=100 * (1 - math.sqrt(count / (count + 1))))
         return tuple(sorted([*ranked, seed], key=lambda proposal: -proposal.worth)), prices
@@ -435,25 +390,21 @@ def proposals(
 
 
 def _costs(
-    candidates: list[tuple[NewRun, ...]],
-    sweep: Sweep,
-    evidence: Evidence,
-    identities: Identities,
-    device: str,
+    candidates: list[list[Pretrain]], sweep: Sweep, evidence: Evidence, identities: Identities, device: str
 ) -> tuple[list[tuple[int, float | None]], Bill]:
     """Steps and hours of each candidate's runs beyond the plan, their fine-tunings included where those have a price.
 
     The prices of the plan come with them.
     """
     plan, prices = evidence.plan, bill(evidence.plan, evidence.store, device, None, tuned=0)
-    runs = (*plan.study.runs, *(new.run for candidate in candidates for new in candidate))
+    runs = (*plan.study.runs, *itertools.chain(*candidates))
     wider = make_plan(replace(plan.study, runs=runs, finetune=None, claims=(), confirm=()), identities)
     wider_prices = bill(wider, evidence.store, device, None, tuned=0)
     tuned = plan.results[sweep.models[-1].results[0]]
     tuning = prices.finetuning({grid: count for grid, count in prices.grids.items() if grid[0] == tuned})
     costs = []
     for candidate in candidates:
-        paths = [reversed(wider.path(wider.results[new.run.name])) for new in candidate]
+        paths = [reversed(wider.path(wider.results[run.name])) for run in candidate]
         # The plan keeps its checkpoints: only the jobs after the last of them are to be paid.
         jobs = {
             job.key: job
@@ -466,7 +417,7 @@ def _costs(
     return costs, prices
 
 
-# ---------------------------------------------------------------- the whole answer, as text and as JSON
+# ---------------------------------------------------------------- the whole answer
 
 
 @dataclass(frozen=True)
@@ -477,63 +428,42 @@ class BestSplit:
     loss: float  # points that a nearly best split may lose
     curves: dict[str, SplitCurve]  # by family, then the mean; those with scores
     unscored: tuple[str, ...]  # families without scores, and the mean
-    of: str  # which scores: "validation", or "published"
     searched: ScoreOnTest | None = None
     confirmed: ScoreOnTest | None = None
     awaited: tuple[int, ...] = ()  # pretraining seeds of the confirmation that lack scores
     next: tuple[Proposal, ...] = ()
-    confirmation: tuple[NewRun, ...] = ()  # runs of a fresh pretraining seed, if none is planned
+    confirm: int | None = None  # a fresh pretraining seed for the confirmation, if none is planned
     prices: Bill | None = None  # of the plan, on the device of the proposals
 
     @property
     def chosen(self) -> float | None:
         """The chosen split: by validation scores only, and by the mean of families, of which every one must have scores."""
-        return self.curves[MEAN].chosen if self.of == "validation" and MEAN in self.curves else None
-
-
-def _best_split(sweep: Sweep, tables: dict[str, list[Row]], loss: float, of: str) -> BestSplit:
-    covers = "" if of == "validation" else PRINTED
-    curves = {on: split_curve(on, sweep.shares, rows, loss, covers) for on, rows in tables.items()}
-    known = {on: curve for on, curve in curves.items() if curve is not None}
-    return BestSplit(sweep, loss, known, tuple(on for on in curves if on not in known), of)
-
-
-def chosen_splits(evidence: Evidence, compared: Iterable[Sweep], loss: float) -> list[BestSplit]:
-    """What the validation scores of each sweep say; seeds of confirmation take no part."""
-    return [_best_split(sweep, validation_scores(evidence, sweep), loss, "validation") for sweep in compared]
+        return self.curves[MEAN].chosen if MEAN in self.curves else None
 
 
 def best_splits(
     evidence: Evidence, identities: Identities, loss: float | None = None, device: str = ""
 ) -> list[BestSplit]:
     """The answer for each sweep of a study, from its scores. `loss`: by default the study's `effect`."""
-    study = evidence.plan.study
-    compared = asked_sweeps(comparable_models(evidence.plan, evidence.models))
-    answers = chosen_splits(evidence, compared, study.effect if loss is None else loss)
-    taken = {name for run in study.runs for name in run.results}
-    return [_with_test_scores(answer, evidence, identities, device, taken) for answer in answers]
-
-
-def published_splits(plan: Plan, loss: float | None = None) -> list[BestSplit]:
-    """The same from the numbers that the study's paper prints for these recipes; nothing is chosen by test means."""
-    papers = papers_of(plan.study)
-    if not papers:
-        raise SpecError(f"study {plan.study.name!r} names no paper with numbers to use; add papers=(…)")
-    compared, loss = comparable_models(plan), plan.study.effect if loss is None else loss
-    return [
-        _best_split(sweep, published_scores(papers[0].published, sweep, compared.families), loss, "published")
-        for sweep in asked_sweeps(compared)
-    ]
+    loss = evidence.plan.study.effect if loss is None else loss
+    answers = []
+    for sweep in asked_sweeps(comparable_models(evidence.plan, evidence.models)):
+        tables = validation_scores(evidence, sweep)
+        curves = {on: split_curve(on, sweep.shares, rows, loss) for on, rows in tables.items()}
+        known = {on: curve for on, curve in curves.items() if curve is not None}
+        answer = BestSplit(sweep, loss, known, tuple(on for on in curves if on not in known))
+        answers.append(_with_test_scores(answer, evidence, identities, device))
+    return answers
 
 
 def _with_test_scores(
-    answer: BestSplit, evidence: Evidence, identities: Identities, device: str, taken: set[str]
+    answer: BestSplit, evidence: Evidence, identities: Identities, device: str
 ) -> BestSplit:
-    """Add what follows from the choice: its test scores, and what to train next. `taken`: names of results."""
+    """Add what follows from the choice: its test scores, and what to train next."""
     sweep, plan, share = answer.sweep, evidence.plan, answer.chosen
     if share is None:
         return answer
-    mean, templates = answer.curves[MEAN], Templates.of(sweep, plan, taken)
+    mean = answer.curves[MEAN]
     compared = [model for model in sweep.models if model.recipe.causal_share in (0.0, share)]
     awaited = {
         seed
@@ -542,210 +472,16 @@ def _with_test_scores(
         if seed in plan.study.confirm and not np.isfinite(row).all()
     }
     confirming = [seed for seed in compared[-1].seeds if seed in plan.study.confirm]  # the chosen split's
-    confirmation = []
-    if not confirming and templates.runs:
-        confirmation = [templates.new(at, templates.fresh) for at in sorted({0.0, share})]
-    proposed, prices = proposals(sweep, mean, templates, evidence, identities, device)
+    proposed, prices = proposals(sweep, mean, evidence, identities, device)
     return replace(
         answer,
         searched=score_on_test(evidence, sweep, share, mean.seeds),
         confirmed=score_on_test(evidence, sweep, share, confirming),
         awaited=tuple(sorted(awaited)) if confirming else (),
         next=proposed,
-        confirmation=tuple(confirmation),
+        confirm=None if confirming else _fresh_seed(plan),
         prices=prices,
     )
-
-
-def render(answer: BestSplit, plan: Plan, command_path: str) -> str:
-    """The answer as text for a terminal. `command_path`: the study as typed after a verb."""
-    sweep, share = answer.sweep, answer.chosen
-    lines = [f"{sweep.title} · {sweep.steps:,} steps · CLM, then {sweep.masking}", ""]
-    compute = f"Next: biphase run {command_path}"
-    if not answer.curves:
-        missing = f"no split has {answer.of} scores yet"
-        if answer.of != "validation":
-            return "\n".join([*lines, f"{missing}: too few are printed"])
-        planned = listed([*map(sweep.percent, sweep.shares)])
-        return "\n".join([*lines, f"{missing} ({planned} are planned)", compute])
-    lines += [*_score_table(answer), "", *_split_table(answer)]
-    incomplete = _by_text(answer, lambda curve: _left_out(curve, sweep.percent))
-    if answer.unscored:
-        incomplete.append(f"{listed([*answer.unscored])}: no split has {answer.of} scores")
-    lines += [*incomplete, *([compute] * bool(incomplete and answer.of == "validation"))]
-    lines += ["", *in_words(answer), *closing(answer)]
-    if share is not None:
-        causal = round(share * sweep.steps)
-        lines += [
-            "",
-            f"Chosen by validation: {sweep.percent(share)}, CLM for {causal:,} of {sweep.steps:,} steps.",
-            *_test_lines(answer),
-            *_next_lines(answer),
-            *_code_lines(answer, plan, command_path),
-        ]
-        if answer.awaited:
-            lines += ["", f"The confirmation lacks scores of {_seeds(answer.awaited)}. {compute}"]
-    return "\n".join(lines)
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed([*map(str, seeds)])}"
-
-
-def _score_table(answer: BestSplit) -> list[str]:
-    sweep = answer.sweep
-    rows = [[f"{answer.of}, %", *map(sweep.percent, sweep.shares)]]
-    for curve in answer.curves.values():
-        scores = dict(zip(curve.shares, curve.scores, strict=True))
-        rows.append([curve.on, *(fixed(scores.get(share, math.nan)) for share in sweep.shares)])
-    return aligned(rows)
-
-
-def _split_table(answer: BestSplit) -> list[str]:
-    """One line for each family and for the mean: the optimum, its interval, the flat region, the contenders."""
-    percent = answer.sweep.percent
-    rows = [["", "best split", "95% interval", f"loses < {answer.loss:g}", "not shown worse than the best"]]
-    for curve in answer.curves.values():
-        contenders = ", ".join(map(percent, curve.contenders)) or MISSING
-        if len(curve.contenders) == len(curve.shares):
-            contenders = f"all {len(curve.shares)}"
-        optimum_cells = [MISSING] * 3
-        if curve.where:
-            flat = _pieces(curve.nearly, percent) or "none shown"
-            optimum_cells = [percent(curve.where.estimate), _pieces(curve.where.pieces, percent), flat]
-        rows.append([curve.on, *optimum_cells, contenders])
-    return [*aligned(rows, left=len(rows[0])), *_by_text(answer, lambda curve: curve.lacks)]
-
-
-def _by_text(answer: BestSplit, text: Callable[[SplitCurve], str]) -> list[str]:
-    """A line for each distinct text of the curves, with the names of the curves that have it."""
-    texts = {curve.on: text(curve) for curve in answer.curves.values()}
-    return [
-        f"{listed([on for on in texts if texts[on] == value])}: {value}"
-        for value in dict.fromkeys(texts.values())
-        if value
-    ]
-
-
-def _left_out(curve: SplitCurve, percent: Callable[[float], str]) -> str:
-    scores = ", ".join(f"{percent(share)} of seed {seed}" for share, seed in curve.left_out)
-    return f"left out, because not every seed has every split: {scores}" if scores else ""
-
-
-def _pieces(pieces: Iterable[tuple[float, float]], percent: Callable[[float], str]) -> str:
-    ends = ([percent(low), percent(high)] for low, high in pieces)
-    return " or ".join(" to ".join(dict.fromkeys(pair)) for pair in ends)
-
-
-def in_words(answer: BestSplit) -> list[str]:
-    """The answer on the mean of families."""
-    percent, mean = answer.sweep.percent, answer.curves.get(MEAN)
-    if mean is None or mean.where is None:
-        return []
-    where, points = mean.where, f"{answer.loss:g} {'point' if answer.loss == 1 else 'points'}"
-    lines = [
-        f"By a quadratic, the mean of families is best at {percent(where.estimate)} CLM; 95% interval: "
-        f"{_pieces(where.pieces, percent)}."
-    ]
-    if mean.misfit is not None:
-        lines.append(
-            f"The quadratic does not fit: {percent(mean.misfit)}, where it is highest, is shown worse than the best, so "
-            f"{percent(mean.chosen)} is chosen."
-        )
-    lines += [
-        f"Any split between {percent(low)} and {percent(high)} loses less than {points}."
-        for low, high in mean.nearly
-    ] or [f"No split is shown to lose less than {points}."]
-    shortest, longest = where.region
-    if where.open_below and shortest:
-        lines.append(
-            f"The interval reaches {percent(shortest)}, the shortest CLM stage that was scored: a shorter one may be better."
-        )
-    elif where.open_below:
-        lines.append("The interval reaches 0%: MLM alone may be best.")
-    if where.open_above:
-        lines.append(
-            f"The interval reaches {percent(longest)}, the longest CLM stage that was scored: a longer one may be better."
-        )
-    return lines
-
-
-def closing(answer: BestSplit) -> list[str]:
-    """What the intervals cover, and what is left out."""
-    covers = {curve.covers for curve in answer.curves.values() if curve.covers}
-    lines = [f"Intervals cover {text}." for text in covers]
-    if len(covers) > 1:
-        lines = _by_text(answer, lambda curve: curve.covers and f"the interval covers {curve.covers}.")
-    return [*lines, "CLM alone is not a split and is left out."]
-
-
-def _test_lines(answer: BestSplit) -> list[str]:
-    """The test scores, which played no part in the choice."""
-    lines = ["Its test scores, which played no part in the choice, as the mean of families:"]
-    both = ((answer.searched, "the seeds that chose it: biased upwards"), (answer.confirmed, "confirmation"))
-    for score, role in both:
-        if score is None:
-            continue
-        against, gain = "", score.gain
-        if gain:
-            around = interval(gain.low, gain.high, sign=True)
-            over = f"{around} over {gain.covers}" if around else "no interval"
-            against = f", {signed(gain.mean)} points against MLM alone ({over})"
-        lines.append(f"  {_seeds(score.seeds)} ({role}): {fixed(score.mean)}%{against}")
-    return lines
-
-
-def _next_lines(answer: BestSplit) -> list[str]:
-    """The proposals with their costs."""
-    if not answer.next:
-        return []
-    prices = answer.prices if answer.next[0].hours is not None else None
-    per = f"hour on {prices.device}" if prices else "step"
-    if len(answer.curves[MEAN].seeds) > 2:
-        per += ", if seeds differ in level only"
-    lines = ["", f"What to train next, by how much the optimum's standard error shrinks per {per}:"]
-    for proposal in answer.next:
-        hours = "" if proposal.hours is None else f", {duration(3600 * proposal.hours)}"
-        effect = proposal.effect if proposal.shrinks is None else f"{proposal.shrinks:.0f}% smaller"
-        lines.append(f"  {proposal.what}: {effect} for {counted(proposal.steps, 'step')}{hours}")
-    if prices and prices.efficiency:
-        lines.append(f"  (times are FLOPs at {prices.efficiency:.0%} of the peak, without fine-tunings)")
-    return lines
-
-
-def _code_lines(answer: BestSplit, plan: Plan, command_path: str) -> list[str]:
-    """The first proposal and the confirmation, as Python to append to the study file."""
-    code = []
-    if answer.next:
-        code += [f"# next: {answer.next[0].what}", *_append(plan, answer.next[0].runs)]
-    if answer.confirmation:
-        seed = answer.confirmation[0].run.seed
-        code += ["# the confirmation on a fresh pretraining seed", *_append(plan, answer.confirmation, seed)]
-    if not code:
-        return []
-    head = ["from dataclasses import replace", "from biphase import CLM, Stage"]
-    return [
-        "", "To add them, append to the study file what you want of this:", "",
-        *(f"    {line}" for line in (*head, *code)),
-        "", f"Then: biphase run {command_path}",
-    ]  # fmt: skip
-
-
-def _append(plan: Plan, runs: Iterable[NewRun], confirm: int | None = None) -> list[str]:
-    """Python that adds runs to `study`, each as a copy of its template."""
-    records = []
-    for new in runs:
-        run, template = new.run, new.template
-        copied = f"study.runs[{plan.study.runs.index(template)}]"
-        fields = [f"name={run.name!r}"]
-        if template.stages != run.stages:
-            causal = f"Stage(CLM(), {run.stages[0].steps}), " if len(run.stages) > 1 else ""
-            fields.append(f"stages=({causal}replace({copied}.stages[-1], steps={run.stages[-1].steps}),)")
-        fields += [f"seed={run.seed}"] if template.seed != run.seed else []
-        fields += ["keep=()"] if template.keep else []
-        records.append(f"    replace({copied}, {', '.join(fields)}),")
-    kept = f"confirm=(*study.confirm, {confirm}), " if confirm is not None else ""
-    return [f"study = replace(study, {kept}runs=(*study.runs,", *records, "))"]
 
 
 def to_json(answer: BestSplit) -> dict[str, Any]:
@@ -766,7 +502,6 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
         "size": sweep.title,
         "steps": sweep.steps,
         "masking": sweep.masking,
-        "scores": answer.of,
         "planned": sweep.shares,
         "loss": answer.loss,
         "chosen": answer.chosen,
@@ -781,13 +516,17 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
                 "covers": curve.covers,
                 "loses_less": curve.nearly,
                 "lacks": curve.lacks,
+                "left_out": curve.left_out,
             }
             for curve in answer.curves.values()
         },
+        "unscored": answer.unscored,
         "test": {"searched": on_test(answer.searched), "confirmation": on_test(answer.confirmed)},
+        "awaited": answer.awaited,
         "next": [
             {
                 "what": proposal.what,
+                "seeds": proposal.seeds,
                 "shrinks_percent": proposal.shrinks,
                 "effect": proposal.effect,
                 "steps": proposal.steps,
@@ -796,4 +535,147 @@ def to_json(answer: BestSplit) -> dict[str, Any]:
             }
             for proposal in answer.next
         ],
+        "confirm": answer.confirm,
     }
+
+
+# ---------------------------------------------------------------- as text
+
+
+def render(answer: BestSplit, command_path: str) -> str:
+    """The answer as text for a terminal, from what programs get. `command_path`: the study as typed after a verb."""
+    facts, share = to_json(answer), answer.chosen
+    steps, curves = facts["steps"], facts["on"]
+    lines = [f"{facts['size']} · {steps:,} steps · CLM, then {facts['masking']}", ""]
+    compute = f"Next: biphase run {command_path}"
+    if not curves:
+        planned = listed([*map(percent, facts["planned"])])
+        return "\n".join([*lines, f"no split has validation scores yet ({planned} are planned)", compute])
+    incomplete = _by_text({on: _left_out(curve) for on, curve in curves.items()})
+    if facts["unscored"]:
+        incomplete.append(f"{listed([*facts['unscored']])}: no split has validation scores")
+    lines += [*_tables(facts), *incomplete, *([compute] * bool(incomplete))]
+    lines += ["", *_in_words(answer), *_covers(curves)]
+    if share is not None:
+        causal = round(share * steps)
+        lines += [
+            "",
+            f"Chosen by validation: {percent(share)}, CLM for {causal:,} of {steps:,} steps.",
+            *_test_lines(facts["test"]),
+            *_next_lines(answer),
+        ]
+        if answer.confirm is not None:
+            runs = listed([*map(percent, sorted({0.0, share}))])
+            lines += [
+                "",
+                f"To confirm it: add {runs} with seed {answer.confirm}, and confirm=({answer.confirm},)",
+            ]
+        if facts["awaited"]:
+            lines += ["", f"The confirmation lacks scores of {_seeds(facts['awaited'])}. {compute}"]
+    return "\n".join(lines)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed([*map(str, seeds)])}"
+
+
+def _tables(facts: dict[str, Any]) -> list[str]:
+    """The scores; then a line for each family and the mean: the optimum, its interval, the flat region, the contenders."""
+    scores = [["validation, %", *map(percent, facts["planned"])]]
+    rows = [["", "best split", "95% interval", f"loses < {facts['loss']:g}", "not shown worse than the best"]]
+    for on, curve in facts["on"].items():
+        known = dict(zip(curve["shares"], curve["scores"], strict=True))
+        scores.append([on, *(fixed(known.get(share, math.nan)) for share in facts["planned"])])
+        row = [on, MISSING, MISSING, MISSING]
+        if curve["interval"] is not None:
+            flat = _pieces(curve["loses_less"]) or "none shown"
+            row = [on, percent(curve["optimum"]), _pieces(curve["interval"]), flat]
+        rows.append([*row, ", ".join(map(percent, curve["not_shown_worse"])) or MISSING])
+    lacks = _by_text({on: curve["lacks"] for on, curve in facts["on"].items()})
+    return [*aligned(scores), "", *aligned(rows, left=len(rows[0])), *lacks]
+
+
+def _by_text(texts: dict[str, str]) -> list[str]:
+    """A line for each distinct text, with the names of the curves that have it."""
+    return [
+        f"{listed([on for on in texts if texts[on] == value])}: {value}"
+        for value in dict.fromkeys(texts.values())
+        if value
+    ]
+
+
+def _left_out(curve: dict[str, Any]) -> str:
+    scores = ", ".join(f"{percent(share)} of seed {seed}" for share, seed in curve["left_out"])
+    return f"left out, because not every seed has every split: {scores}" if scores else ""
+
+
+def _pieces(pieces: Iterable[tuple[float, float]]) -> str:
+    return " or ".join(" to ".join(dict.fromkeys(map(percent, ends))) for ends in pieces)
+
+
+def _in_words(answer: BestSplit) -> list[str]:
+    """The answer on the mean of families."""
+    mean = answer.curves.get(MEAN)
+    if mean is None or mean.where is None:
+        return []
+    where, lost = mean.where, f"{answer.loss:g} {'point' if answer.loss == 1 else 'points'}"
+    lines = [
+        f"By a quadratic, the mean of families is best at {percent(where.estimate)} CLM; 95% interval: "
+        f"{_pieces(where.pieces)}."
+    ]
+    if mean.misfit is not None:
+        lines.append(
+            f"The quadratic does not fit: {percent(mean.misfit)}, where it is highest, is shown worse than the best, so "
+            f"{percent(mean.chosen)} is chosen."
+        )
+    flat = [f"between {percent(low)} and {percent(high)}" for low, high in mean.nearly]
+    lines.append(f"Shown to lose less than {lost}: {f'any split {listed(flat)}' if flat else 'no split'}.")
+    for reached, end, other in (
+        (where.open_below, where.region[0], "shorter"),
+        (where.open_above, where.region[1], "longer"),
+    ):
+        if reached:
+            better = f"a {other} CLM stage than was scored may be better" if end else "MLM alone may be best"
+            lines.append(f"The interval reaches {percent(end)}: {better}.")
+    return lines
+
+
+def _covers(curves: dict[str, dict[str, Any]]) -> list[str]:
+    """What the intervals cover, and what is left out."""
+    covers = {
+        on: curve["covers"] and f"the interval covers {curve['covers']}." for on, curve in curves.items()
+    }
+    return [*_by_text(covers), "CLM alone is not a split and is left out."]
+
+
+def _test_lines(test: dict[str, Any]) -> list[str]:
+    """The test scores, which played no part in the choice."""
+    lines = ["Its test scores, which played no part in the choice, as the mean of families:"]
+    both = (("searched", "the seeds that chose it: biased upwards"), ("confirmation", "confirmation"))
+    for score, role in ((test[name], role) for name, role in both if test[name]):
+        against, gain = "", score["gain"]
+        if gain:
+            around = gain["interval"] and interval(*gain["interval"], sign=True)
+            over = f"{around} over {gain['covers']}" if around else "no interval"
+            against = f", {signed(gain['mean'])} points against MLM alone ({over})"
+        lines.append(f"  {_seeds(score['seeds'])} ({role}): {fixed(score['mean'])}%{against}")
+    return lines
+
+
+def _next_lines(answer: BestSplit) -> list[str]:
+    """The proposals with their costs."""
+    if not answer.next:
+        return []
+    prices = answer.prices if answer.next[0].hours is not None else None
+    per = f"hour on {prices.device}" if prices else "step"
+    if len(answer.curves[MEAN].seeds) > 2:
+        per += ", if seeds differ in level only"
+    lines = ["", f"What to train next, by how much the optimum's standard error shrinks per {per}:"]
+    for proposal in answer.next:
+        hours = "" if proposal.hours is None else f", {duration(3600 * proposal.hours)}"
+        effect = proposal.effect if proposal.shrinks is None else f"{proposal.shrinks:.0f}% smaller"
+        what = f"{proposal.what} ({_seeds(proposal.seeds)})"
+        lines.append(f"  {what}: {effect} for {counted(proposal.steps, 'step')}{hours}")
+    if prices and prices.efficiency:
+        lines.append(f"  (times are FLOPs at {prices.efficiency:.0%} of the peak, without fine-tunings)")
+    return lines

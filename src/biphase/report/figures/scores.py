@@ -48,8 +48,6 @@ from biphase.report.figures.description import (
 )
 from biphase.report.pretraining import Epochs, cost
 from biphase.report.recipes import Model, Published, Recipe, alike, named
-from biphase.report.selectors import comparable_models
-from biphase.report.splits import BestSplit, chosen_splits, closing, in_words, sweeps
 from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.specs.tasks import FAMILIES
 from biphase.study.costs import REPEATED
@@ -442,7 +440,6 @@ def _paper_rate_marks(published: Published, models: list[Model], tasks: tuple[st
 
 
 QUARTERS = (0.0, 25.0, 50.0, 75.0, 100.0)
-BELOW = 0.05  # distance of the intervals below the lowest score, and between them, as a share of the scores' range
 
 
 def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
@@ -463,54 +460,7 @@ def splits_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
     x = Axis("share of causal steps", "linear", QUARTERS, labels, (-5, 105))
     masked = f"MLM at {percent(ratios.pop())}" if len(ratios) == 1 else "MLM"
     caption = f"From {masked} alone (0%) to CLM alone (100%), CLM always first."
-    figure = score_figure(evidence, estimates, lines, x, "splits", "How much should be causal?", caption)
-    return _with_best_splits(evidence, figure, lines) if figure else None
-
-
-def _with_best_splits(evidence: Evidence, figure: Figure, lines: list[ScoreLine]) -> Figure:
-    """Add, below the scores of each family, where the best split of each line may be, and the answer in words."""
-    compared = sweeps(comparable_models(evidence.plan, evidence.models))
-    answers = chosen_splits(evidence, compared, evidence.plan.study.effect)
-    drawn = [
-        (line, answer)
-        for line in lines
-        for answer in answers
-        if {model.name for model in answer.sweep.models} <= {point.model.name for point in line.points}
-    ]
-    families = {FAMILIES[family].name.capitalize(): family for family in evidence.families}
-    panels = [
-        replace(panel, series=(*panel.series, *_intervals(panel, drawn, families[panel.title])))
-        for panel in figure.panels
-    ]
-    answers = [answer for _, answer in drawn if answer.chosen is not None]
-    if not answers:
-        return replace(figure, panels=tuple(panels))
-    closings = [closing(answer) for answer in answers]
-    alike = all(sentences == closings[0] for sentences in closings)
-    told = ["Lines below the scores: where the best split may be, by validation scores."]
-    for answer, sentences in zip(answers, closings, strict=True):
-        title = f"{answer.sweep.title}, {answer.sweep.steps:,} steps:"
-        told += [title, *in_words(answer), *([] if alike else sentences)]
-    told += closings[0] if alike else []
-    return replace(figure, panels=tuple(panels), caption=" ".join([figure.caption, *told]))
-
-
-def _intervals(panel: Panel, drawn: list[tuple[ScoreLine, BestSplit]], family: str) -> list[Series]:
-    """Where the best split of each line may be on a family: in the style of the line, each at its own height."""
-    scores = [value for series in panel.series for value in (*series.y, *series.low) if math.isfinite(value)]
-    styles = {series.name: series.look for series in panel.series}
-    intervals: list[Series] = []
-    known = [(line, answer, answer.curves.get(family)) for line, answer in drawn if line.name in styles]
-    located = [(line, answer, curve.where) for line, answer, curve in known if curve and curve.where]
-    for number, (line, answer, where) in enumerate(located, start=1):
-        height = min(scores) - number * BELOW * (max(scores) - min(scores))
-        look = replace(styles[line.name], marker="square", width=1.7, size=0.6)
-        for low, high in where.pieces:
-            percent = answer.sweep.percent
-            text = f"{line.name}\nbest split, 95% interval: {percent(low)} to {percent(high)}"
-            name = "best split may be here" + (f": {line.name}" if len(drawn) > 1 else "")
-            intervals.append(Series(name, look, (100 * low, 100 * high), (height,) * 2, hover=(text,) * 2))
-    return intervals
+    return score_figure(evidence, estimates, lines, x, "splits", "How much should be causal?", caption)
 
 
 def _split_rows(models: list[Model]) -> dict[tuple[float, int], tuple[Point, ...]]:

@@ -23,7 +23,6 @@ const plots = {
     box.className = "drawn";
     const spec = structuredClone(this.known[id]), values = this.signals(place, theme);
     for (const signal of spec.signals) if (signal.name in values) signal.value = values[signal.name];
-    spec.data[0].values = this.shown[id]?.data("hidden").map(({entry}) => ({entry})) ?? []; // entries that the reader hid
     const made = await vegaEmbed(box, spec, {mode: "vega", ast: true, renderer: "svg", actions: false, defaultStyle: false, tooltip});
     this.shown[id] = made.view;
     place.style.setProperty("--height", `${made.view.height()}px`);
@@ -40,8 +39,6 @@ const plots = {
     }
   },
 
-  again() { all(".plot").filter(place => one(".drawn", place)).forEach(place => this.draw(place)); },
-
   view(button) {
     const figure = button.closest(".figure"), place = one(".plot", figure);
     this.views[place.dataset.figure] = Number(button.dataset.view);
@@ -50,7 +47,6 @@ const plots = {
   },
 
   watch() {
-    this.near?.disconnect();
     this.near = new IntersectionObserver((entries, observer) => {
       for (const entry of entries.filter(entry => entry.isIntersecting)) {
         observer.unobserve(entry.target);

@@ -1,5 +1,4 @@
-// Tables that sort and filter; claims by verdict; runs that open. All of it works on what `main` holds
-// now, so that a watched page can exchange it and call `start` again.
+// Tables that sort and filter; claims by verdict; runs that open.
 "use strict";
 
 const one = (selector, within = document) => within.querySelector(selector);
@@ -94,13 +93,10 @@ function openTarget() {
 
 // ---------------------------------------------------------------- the bar
 
-let sections = null;
-
 function fillBar() {
   one(".bar nav").replaceChildren(...all("main > section").map(section =>
     make("a", {href: `#${section.id}`, textContent: section.dataset.title})));
-  sections?.disconnect();
-  sections = new IntersectionObserver(entries => {
+  const sections = new IntersectionObserver(entries => {
     for (const entry of entries.filter(entry => entry.isIntersecting)) {
       all(".bar nav a").forEach(link => {
         const here = link.hash === `#${entry.target.id}`;
@@ -109,11 +105,6 @@ function fillBar() {
     }
   }, {rootMargin: "-45% 0px -50% 0px"});
   all("main > section").forEach(section => sections.observe(section));
-}
-
-function start() {
-  fillBar();
-  openTarget();
 }
 
 document.addEventListener("click", event => {
@@ -130,4 +121,5 @@ document.addEventListener("click", event => {
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);
-start();
+fillBar();
+openTarget();

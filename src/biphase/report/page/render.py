@@ -65,44 +65,26 @@ SUPPORTS = {
 }
 
 
-@dataclass(frozen=True)
-class Page:
-    """The page, and the two parts that a watched page fetches again when they change."""
-
-    html: str
-    main: str  # between the bar and the footer
-    figures: str  # JSON: figure id → its Vega specification
-
-
-def render(content: Content, *, live: bool = False) -> Page:
-    """The page of a report; `live`: it shows the progress of the study and polls for changes."""
+def render(content: Content, *, live: bool = False) -> str:
+    """The page of a report; `live`: it reloads itself when it was written again."""
     environment = _environment()
-    training = live and any(cost.standing != "done" for cost in content.evidence.job_costs)
-    main = environment.get_template("main.html.j2").render(
+    figures = _json({figure.id: specification(figure) for figure in content.figures})
+    scripts = [f"const PALETTES = {_json(PALETTES)};", _asset("page.js"), _asset("figures.js")]
+    scripts += [_asset("live.js")] * live
+    return environment.get_template("template.html.j2").render(
         content=content,
         live=live,
         top=content.headline,
         about=content.provenance,
         missing=content.missing,
-        first=[figure for figure in content.figures if training and figure.id == "losses"],
         marked=any(entry.name == PAPER for figure in content.figures for entry in figure.entries),
         noise=_noise(content),
-    )
-    figures = _json({figure.id: specification(figure) for figure in content.figures})
-    scripts = [f"const PALETTES = {_json(PALETTES)};", _asset("page.js"), _asset("figures.js")]
-    scripts += [_asset("live.js")] * live
-    html = environment.get_template("template.html.j2").render(
-        content=content,
-        live=live,
-        about=content.provenance,
-        main=Markup(main),
         figures=Markup(figures),
         style=Markup(_asset("style.css")),
         theme_script=Markup(_asset("theme.js")),
         vega=Markup(inside_script(script())),
         scripts=[Markup(inside_script(code)) for code in scripts],
     )
-    return Page(html, main, figures)
 
 
 def markdown(content: Content, *, drawn: bool = True) -> str:

@@ -1,1 +1,1 @@
-"""The statistics of a report: intervals, resampling, variance components, power, multiple tests."""
+"""The statistics of a report: intervals, resampling, power, multiple tests."""

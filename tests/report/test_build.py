@@ -129,16 +129,6 @@ def test_the_report_of_an_evaluated_model_says_nothing_of_the_paper(invent, grid
     assert "claims:" not in built.words()
 
 
-def test_who_reads_the_old_page_reads_it_to_the_end(ledger, tmp_path):
-    plan, store = ledger
-    before = build(plan, store, tmp_path, static=False).page.read_bytes()
-    with (tmp_path / "report.html").open("rb") as reader:
-        assert reader.read(1000) == before[:1000]
-        build(replace(plan, question="Another?"), store, tmp_path, static=False)
-        assert reader.read() == before[1000:]
-    assert (tmp_path / "report.html").read_bytes() != before
-
-
 def test_code_cannot_end_its_own_element():
     assert inside_script('a = "</script>" + "<!--"') == r'a = "<\/script>" + "<\!--"'
 
@@ -166,29 +156,6 @@ def test_what_was_not_asked_for_is_not_shown_as_missing(invent, run, grid, tmp_p
     assert next(line for line in lines if line.startswith("| mlm-10 |")).endswith("| — |")
     assert "not asked for" in page.read_text()
     assert "<small>0/0</small>" not in page.read_text()
-
-
-def test_energy_is_told_where_it_was_measured(ledger, rewrite, tmp_path):
-    plan, store = ledger
-
-    def energy(spent):
-        for key in plan.jobs:
-            rewrite(
-                store.checkpoints / key,
-                "checkpoint.json",
-                lambda about, key=key: about["progress"].update(joules=spent.get(key)),
-            )
-        built = build(plan, store, tmp_path / "report", static=False)
-        return dict(built.content.provenance.spent).get("Energy", ""), words(built.page.read_text())
-
-    told, page = energy({})
-    assert not told
-    assert "Energy" not in page
-    spent = {key: 3.6e6 * place for place, key in enumerate(plan.jobs, 1)}
-    total = sum(joules - spent.get(plan.jobs[key].parent, 0) for key, joules in spent.items())
-    told, page = energy(spent)
-    assert told.startswith(f"{total / 3.6e6:.2f} kWh")
-    assert told in page
 
 
 def test_the_page_asks_nothing_of_any_network(page):

@@ -1,7 +1,6 @@
 """Quantities worked by hand; contrasts tested against their margin with moderated variances, and over examples."""
 
 import math
-import re
 import shutil
 from dataclasses import replace
 
@@ -357,19 +356,6 @@ def test_the_interval_over_examples_is_that_of_resampled_differences(ledger):
     assert sum(found.examples) / 2 == pytest.approx(found.estimate.mean, abs=1.0)
 
 
-def test_the_interval_over_examples_needs_two_of_them(ledger):
-    evidence = gather(*ledger)
-    for place in evidence.grids:
-        evidence.grids[place] = replace(evidence.grids[place], examples=1)
-
-    class Two:
-        def of(self, model, tasks, metric=""):
-            return np.arange(2 * 3.0).reshape(2, 1, 3)
-
-    single = over_examples(evidence, draws=Two())
-    assert (single.missing, single.examples) == (False, None)
-
-
 # ---------------------------------------------------------------- crossings of learning curves
 
 
@@ -453,14 +439,3 @@ def test_curves_that_do_not_clearly_cross_are_described(overtaking, masked, fact
     said = overtaking(masked)
     assert all(fact in said for fact in facts)
     assert bool(said) == bool(facts)
-
-
-def test_two_pretrainings_with_five_seeds_each_are_not_ten_samples(overtaking):
-    rising = np.array([[48.0], [49.0], [51.0], [52.0]]) + np.linspace(0, 0.1, 5)
-
-    def width(said):
-        limits = said.split("95%: ")[1].split(")")[0]
-        ends = [float(one.replace(",", "")) for one in re.findall(r"[\d,]+", limits)]
-        return ends[-1] / ends[0] if len(ends) == 2 else math.inf
-
-    assert width(overtaking(rising, pretrainings=(1, 2))) > width(overtaking(rising))

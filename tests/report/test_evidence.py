@@ -15,7 +15,6 @@ from biphase.metadata import TRIAL, VALUES
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import Resamples, gather
-from biphase.report.statistics.intervals import resample
 from biphase.store import MANIFEST, publish, verify
 from biphase.study.ledger import finetunings, note_failure, read_trial, score_rows, survey_trials
 from biphase.tasks.metrics import entity_f1
@@ -291,39 +290,6 @@ def test_a_trial_under_the_key_of_another_is_refused(ledger):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        lambda about: about.pop("scores"),
-        lambda about: about["scores"].pop("test"),
-        lambda about: about["scores"].update(test=[0.5]),
-        lambda about: about["scores"]["test"].update(accuracy="high"),
-        lambda about: about["scores"]["test"].update(accuracy=None),
-        lambda about: about.pop("metric"),
-        lambda about: about.pop("key"),
-        lambda about: about.update(seconds=None),
-        lambda about: about.pop("examples"),
-        lambda about: about["examples"].update(test=0),
-        lambda about: about["scores"]["test"].update(accuracy=37.0),
-        lambda about: about["scores"]["validation"].update(accuracy=-5),
-        lambda about: about["scores"]["test"].update(luck=0.5),
-        lambda about: about.update(
-            metric="f1", scores={part: {"f1": 0.5} for part in ("validation", "test")}
-        ),
-        lambda about: about.update(machine={"device": {"name": "nested"}}),
-        lambda about: about.update(lr="1e-5"),
-    ],
-)
-def test_a_file_of_another_form_is_named(tiny, rewrite, change):
-    plan, store, _, key = tiny
-    rewrite(store.trials / key, TRIAL, change)
-    verify(store.trials / key)
-    evidence = gather(plan, store)
-    assert list(evidence.unreadable) == [key]
-    assert "trial.json is not as biphase writes it" in evidence.unreadable[key]
-    assert evidence.count == (0, 1)
-
-
-@pytest.mark.parametrize(
     "tensor",
     [torch.zeros(86), torch.zeros(87, dtype=torch.bfloat16), torch.zeros(87, dtype=torch.float8_e4m3fn),
      torch.zeros(()), torch.zeros(87, 2)],
@@ -368,16 +334,6 @@ def test_values_come_to_the_score(run, grid, invent, tmp_path, protocol):
     assert evidence.unreadable == {}
 
 
-def test_a_metric_whose_values_were_not_kept_is_no_damage(run, grid, invent, tmp_path):
-    study = Study("s", (run("clm", Stage(CLM(), 20)),), grid("squad"))
-    evidence = gather(*invent(study, tmp_path, every_metric=False))
-    (model,) = evidence.models.values()
-    assert evidence.values(model, "squad", "f1") is None
-    assert evidence.unreadable == {}
-    assert evidence.values(model, "squad") is not None
-    assert np.isfinite(evidence.scores(model, "squad", "f1")).all()
-
-
 # ---------------------------------------------------------------- names and seeds
 
 
@@ -418,15 +374,6 @@ def test_resampled_scores_centre_on_the_scores(evidence):
             assert found.shape == (1000, *scores.shape)
             error = found.std(axis=0) / math.sqrt(1000)
             assert np.abs(found.mean(axis=0) - scores).max() < 5 * error.max()
-
-
-def test_each_seed_is_its_own_column(evidence):
-    """Against one row at a time: the same task has the same resamples, in one call or in many."""
-    draws, model = Resamples(evidence), evidence.models["mlm"]
-    values = evidence.values(model, "sst2")
-    for seed in range(values.shape[1]):
-        alone = resample(values[0, seed : seed + 1], seed="sst2", draws=1000)[:, 0]
-        assert draws.of(model, ("sst2",))[:, 0, seed] == pytest.approx(alone)
 
 
 def test_missing_values_give_no_resamples(ledger):

@@ -149,19 +149,6 @@ def test_models_that_were_not_trained_here_are_compared_as_they_are(invent, grid
     assert [lead.rival for lead in top.against] == ["one, the next"]
 
 
-def test_best_is_said_of_no_recipe_that_another_of_its_kind_exceeds(invent, run, grid, tmp_path):
-    runs = (run("clm", Stage(CLM(), 20)), run("mlm", Stage(MLM(0.4), 20)), run("low", Stage(MLM(0.2), 20)))
-    study = Study("s", runs, grid("squad"))
-    plan, store = invent(study, tmp_path / "store", means={"clm": 70.0, "mlm": 82.0, "low": 80.0})
-    evidence = gather(plan, store)
-    assert "scores best of 3 recipes" in headline(evidence, []).answer
-    other = with_scores(evidence, "test", lambda name, array: array + 0.05 * (name == "low"))
-    top = headline(other, [])
-    assert top.subject == "MLM 40% for 20 steps"
-    assert all(lead.clear for lead in top.against)
-    assert "scores best" not in top.answer
-
-
 def test_models_are_chosen_on_the_seeds_that_all_have(evidence):
     """A model whose worst seed is not there yet is not the better for it."""
     bad = np.array([0.0, 0.0, -0.3])

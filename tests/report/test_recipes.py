@@ -8,16 +8,12 @@ from biphase import (
     BPE,
     CLM,
     MLM,
-    MNTP,
     SIZES,
     WSD,
     AdamW,
     Corpus,
-    Cosine,
     Hub,
-    Linear,
     Pretrain,
-    Pretrained,
     Rows,
     Stage,
 )
@@ -69,34 +65,6 @@ def test_every_model_of_the_paper_is_what_its_name_says(plan_of):
 # ---------------------------------------------------------------- objectives the paper does not have
 
 
-@pytest.mark.parametrize(
-    ("stages", "kind", "share", "ratio"),
-    [
-        ((Stage(MLM(0.3), 8), Stage(CLM(), 12)), "other", 0.6, 0.3),
-        ((Stage(CLM(), 5), Stage(MLM(0.4), 10), Stage(CLM(), 5)), "other", 0.5, 0.4),
-        ((Stage(MLM(0.4), 10), Stage(MLM(0.2), 10)), "other", 0.0, 0.2),
-        ((Stage(MLM(0.4), 10), Stage(MLM(0.4), 10)), "mlm", 0.0, 0.4),
-        ((Stage(CLM(), 6), Stage(CLM(), 4), Stage(MLM(0.4), 10)), "clm-mlm", 0.5, 0.4),
-        ((Stage(MLM(Linear(0.4, 0.2, 20)), 20),), "mlm", 0.0, None),
-        ((Stage(CLM(), 10), Stage(MLM(Cosine(0.4, 0.2, 5)), 10)), "clm-mlm", 0.5, None),
-        ((Stage(MNTP(0.4), 20),), "other", 0.0, None),
-        ((Stage(CLM(), 10), Stage(MNTP(0.4), 10)), "other", 0.5, None),
-    ],
-)
-def test_what_was_asked_in_which_order(of, run, stages, kind, share, ratio):
-    recipe = of(run("x", *stages))
-    assert (recipe.kind, recipe.causal_share, recipe.ratio) == (kind, share, ratio)
-    assert recipe.steps == recipe.of == 20
-
-
-def test_a_checkpoint_before_the_switch_knows_only_what_it_has_seen(planned, run):
-    plan = planned(run("x", Stage(CLM(), 10), Stage(MLM(0.4), 10), keep=(5, 15)))
-    early, late = recipe_of(plan, "x-5"), recipe_of(plan, "x-15")
-    assert (early.kind, early.steps, early.of, early.decayed) == ("clm", 5, 20, False)
-    assert (late.kind, late.steps, late.causal_share) == ("clm-mlm", 15, 10 / 15)
-    assert [one.steps for one in late.spans] == [10, 5]
-
-
 # ---------------------------------------------------------------- starts
 
 
@@ -118,16 +86,6 @@ def test_published_models_of_one_last_name_are_not_one_model(planned):
     known = models(planned(*runs))
     assert list(known) == ["one", "two", "three"]
     assert len({model.recipe.setting for model in known.values()}) == 3
-
-
-def test_parameters_that_nobody_can_know_are_not_guessed(of, run):
-    corpus = Corpus("c", "./text", Pretrained("./tokens"))
-    assert of(run("x", Stage(CLM(), 20), corpus=corpus)).parameters is None
-    sized = replace(corpus, tokenizer=Pretrained("./tokens", vocab=1000))
-    assert (
-        of(run("x", Stage(CLM(), 20), corpus=sized)).parameters
-        == SIZES["1m"].block_parameters + 2 * 1000 * 128
-    )
 
 
 # ---------------------------------------------------------------- going on
@@ -242,13 +200,6 @@ def test_anything_else_that_differs_is_another_setting_and_no_sample(planned, ru
     known = models(plan)
     assert list(known) == ["one", "two"]
     assert known["one"].recipe.setting != known["two"].recipe.setting
-
-
-def test_another_shape_under_the_same_name_is_no_sample(planned, run):
-    slim = replace(SIZES["1m"], heads=4, kv_heads=4)
-    known = models(planned(run("one", Stage(CLM(), 20)), run("two", Stage(CLM(), 20), start=slim, seed=2)))
-    assert list(known) == ["one", "two"]
-    assert known["one"].recipe.parameters == known["two"].recipe.parameters, "the case at hand"
 
 
 def test_size_objective_steps_and_seed_are_no_setting(planned, run):

@@ -130,15 +130,6 @@ def test_a_refusal_is_one_line_and_exit_code_2(verb, tmp_path, runs, tasks, fact
     assert err.count("\n") == 1
 
 
-def test_without_results_it_says_what_to_run(verb, tmp_path):
-    path = tmp_path / "typed.py"
-    path.write_text(STUDY.format(runs=[(0, 200), (50, 200), (100, 200)], tasks='[CATALOG["sst2"]]'))
-    code, out, _ = verb("split", path, "--store", tmp_path / "store")
-    assert code == 0
-    assert f"biphase run {path}" in out
-    assert not (tmp_path / "store").exists()
-
-
 # ---------------------------------------------------------------- where the optimum is
 
 
@@ -318,18 +309,6 @@ def test_a_new_split_costs_its_branch_and_the_piece_of_the_trunk(study_of, evide
     )
 
 
-def test_proposals_are_priced_on_the_device_that_is_named(study_of, evidence_for):
-    evidence = evidence_for(study_of())
-    (here,), (there,) = (best_splits(evidence, OUTSIDE, device=device) for device in ("cpu", "h200"))
-    assert (here.prices.device, there.prices.device) == ("cpu", "h200")
-    texts = [render(answer, "s.py") for answer in (here, there)]
-    assert ["without fine-tunings" in text for text in texts] == [True, False], "an H200 was measured"
-    seed, other = (
-        {new.what: new for new in answer.next}["one more pretraining seed"] for answer in (here, there)
-    )
-    assert (other.hours != seed.hours, other.steps == seed.steps) == (True, True)
-
-
 def test_new_runs_take_fresh_seeds_and_the_confirmation_its_own(study_of, evidence_for, two):
     study = study_of((0, 1))
     study = replace(study, runs=(two(STEPS), two(STEPS, seed=1), *study.runs))  # CLM alone is nothing to copy
@@ -337,20 +316,6 @@ def test_new_runs_take_fresh_seeds_and_the_confirmation_its_own(study_of, eviden
     assert [proposal.seeds for proposal in answer.next] == [(0, 1)] * 3 + [(3,)]
     assert answer.confirm == 2
     assert "add 0% and 25% with seed 2, and confirm=(2,)" in render(answer, "s.py")
-
-
-def test_scores_are_said_of_the_seeds_that_have_them(study_of, evidence_for, two):
-    evidence = evidence_for(study_of(confirm=(8, 9)))
-    lost = {name for name in evidence.plan.results if name.endswith("seed9")}
-    lost |= {two(causal, seed=2).name for causal in (0, 150)}
-    evidence = without(evidence, "squad", lost)
-    (answer,) = best_splits(evidence, OUTSIDE)
-    assert answer.searched.seeds == answer.curves[MEAN].seeds == (0, 1)
-    assert (answer.confirmed.seeds, answer.awaited) == ((8,), (9,))
-    text = render(answer, "s.py")
-    assert "biphase run s.py" in text.splitlines()[-1]
-    assert "seed 9" in text.splitlines()[-1]
-    assert "25% of seed 2" in text, "a score that is not used"
 
 
 def test_a_confirmation_that_is_planned_has_to_be_run(study_of, evidence_for):

@@ -33,13 +33,6 @@ def test_a_resample_has_as_many_examples_each_equally_likely():
     assert np.cov(times[:, 0], times[:, 1])[0, 1] == pytest.approx(-1 / 30, abs=0.03)
 
 
-def test_draws_are_means_over_the_resampled_examples():
-    values = np.random.default_rng(0).random((3, 50))
-    made = resample(values, seed="nq", draws=40)
-    assert made.shape == (40, 3)
-    assert made == pytest.approx(drawn("nq", 50, 40) @ values.T / 50, abs=1e-6)
-
-
 def test_draws_of_counts_are_entity_f1_over_the_resampled_sentences():
     of = counts(2, 20)
     times = drawn("conll", 20, 30)
@@ -63,15 +56,6 @@ def test_models_are_paired_however_they_are_asked_for():
     assert (resample(values, seed="qqp", draws=100) != together).any(axis=0).all()
     shorter = resample(values[:, :299], seed="mnli", draws=100)
     assert abs(np.corrcoef(shorter[:, 0], together[:, 0])[0, 1]) < 0.4
-
-
-def test_blocks_bound_the_memory_and_change_nothing(monkeypatch):
-    values = np.random.default_rng(2).integers(0, 2, (3, 500)).astype(np.float32)
-    whole = resample(values, seed="a", draws=70)
-    monkeypatch.setattr(intervals, "BLOCK", 4 * 500 * 8)
-    assert (resample(values, seed="a", draws=70) == whole).all()
-    monkeypatch.setattr(intervals, "BLOCK", 1)
-    assert (resample(values, seed="a", draws=70) == whole).all()
 
 
 def test_memory_stays_below_the_block_and_a_little():
@@ -101,31 +85,6 @@ def test_other_shapes_are_refused():
     for wrong in (np.zeros(4), np.zeros((2, 4, 2)), np.zeros((1, 2, 4, 3))):
         with pytest.raises(ValueError, match="is expected"):
             resample(wrong, seed="a")
-
-
-def test_the_interval_is_near_the_t_interval_where_nothing_is_skewed():
-    values = np.random.default_rng(5).normal(0.5, 0.1, (1, 400))
-    low, high = interval(resample(values, seed="a", draws=20_000), values.mean(axis=1), examples=400)
-    theirs = stats.ttest_1samp(values[0], 0).confidence_interval()
-    assert (low[0], high[0]) == pytest.approx((theirs.low, theirs.high), abs=0.0006)
-
-
-def test_the_interval_leans_the_way_the_values_do():
-    values = np.random.default_rng(6).exponential(size=(1, 43))
-    draws, point = resample(values, seed="a"), values.mean(axis=1)
-    low, high = interval(draws, point, examples=43)
-    half = stats.t.ppf(0.975, 42) * stats.sem(values[0])
-    assert high - point > 1.1 * half
-    assert point - low == pytest.approx(half, rel=0.05)
-    mirrored = interval(-draws, -point, examples=43)
-    assert (mirrored[0][0], mirrored[1][0]) == pytest.approx((-high[0], -low[0]), abs=1e-9)
-
-
-def test_a_small_sample_is_widened_as_t_is():
-    values = np.random.default_rng(9).exponential(size=(1, 10))
-    low, _ = interval(resample(values, seed="a", draws=40_000), values.mean(axis=1), examples=10)
-    half = stats.t.ppf(0.975, 9) * stats.sem(values[0])  # draws alone would make it 5% narrower
-    assert values.mean(axis=1)[0] - low[0] == pytest.approx(half, rel=0.02)
 
 
 def test_the_shares_of_draws_are_those_of_bca():

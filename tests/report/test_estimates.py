@@ -59,7 +59,7 @@ def test_other_metrics_are_told_where_every_seed_has_them(ledger, rewrite):
     found = estimate(gather(plan, store)).tasks["both", "squad"]
     assert set(found.others) == {"f1", "exact_match"}
     shown = collect(plan, store)
-    for text in (markdown(shown), render(shown).html):
+    for text in (markdown(shown), render(shown)):
         assert f"f1 {100 * found.others['f1']:.2f}" in text
     grid = gather(plan, store).grids["both", "squad"]
     assert found.others["f1"] == pytest.approx(grid.at_chosen(grid.test, "f1").mean())
@@ -75,7 +75,7 @@ def test_a_board_has_the_baselines_of_its_columns_below_its_models(collapsed):
         assert name == "trivial"
         known = dict(zip(board.columns, cells, strict=True))
         assert (known.pop(column).what, set(known.values())) == ("no answer", {None})
-    for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], render(collapsed).html):
+    for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], render(collapsed)):
         assert "trivial baseline" in text
         assert "12.50" in text
     row = next(one for one in collapsed.tables[0].rows if one[0] == "clm" and one[2] == "squad")
@@ -93,7 +93,7 @@ def test_a_model_that_is_not_above_a_baseline_is_marked_and_so_are_claims_about_
     warned = {name: score.not_above for (name, on), score in shown.estimates.tasks.items() if on == "squad"}
     assert warned["clm"] == "not above counted words"
     assert (warned["mlm"], warned["both"]) == ("", "")
-    for text in (markdown(shown), latex(shown)["tasks.tex"], render(shown).html):
+    for text in (markdown(shown), latex(shown)["tasks.tex"], render(shown)):
         assert "not above counted words" in text
     caveats = {one.id: " ".join(one.caveats) for one in shown.findings}
     assert "clm on squad (" in caveats["C2"]
@@ -109,7 +109,7 @@ def test_scores_of_constant_predictions_are_flagged_and_never_the_best(collapsed
     assert "constant predictions in 3 fine-tunings" in collapsed.headline.answer
     assert cells["both"].score.seeds.mean == max(one.score.seeds.mean for one in cells.values())
     assert [name for name, one in cells.items() if one.best] == ["mlm"]
-    for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], render(collapsed).html):
+    for text in (markdown(collapsed), latex(collapsed)["tasks.tex"], render(collapsed)):
         assert "constant predictions in 3 fine-tunings" in text
     assert not any(one.score.constant for name, one in cells.items() if name != "both")
 

@@ -480,7 +480,7 @@ def test_claims_on_equal_data_are_marked_where_the_corpus_was_repeated(content):
     repeated = results["C11"].parts[0].note
     assert all(fact in repeated for fact in (" epochs;", "step 100, 1.00 epochs", "points behind"))
     (table,) = (one for one in shown.tables if one.name == "claims")
-    for text in (markdown(shown), render_page(shown).main, latex(shown)["claims.tex"], table.csv()):
+    for text in (markdown(shown), render_page(shown), latex(shown)["claims.tex"], table.csv()):
         assert "under repetition" in text
 
 

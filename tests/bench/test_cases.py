@@ -76,12 +76,6 @@ def test_scale_covers_every_part_of_the_cost_model(kind):
     assert {case.size for case in cases["score"]} == {case.size for case in cases["finetune"]}
 
 
-def test_scale_in_fp8_is_pretraining_alone():
-    fp8, bf16 = (scale(save=True, precision=precision) for precision in ("fp8", "bf16"))
-    assert [replace(case, precision="bf16") for case in fp8["pretrain"]] == bf16["pretrain"]
-    assert fp8["finetune"] == fp8["score"] == []
-
-
 def test_scale_of_one_size():
     cases = scale(size="610m")
     assert [case.size for case in cases["pretrain"]] == ["610m"]
@@ -98,7 +92,6 @@ def test_scale_of_one_size():
         ({"against": ("none", "trainer")}, ["--against none"]),
         ({"save": True}, ["type bench scale --save"]),
         ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
-        ({"workload": "finetune", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
         ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
         ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
     ],
@@ -146,7 +139,7 @@ def scaled(precision="bf16", *, date="2026-01-01"):
 
 def test_a_device_is_saved_by_precision_with_its_fitted_speeds(tmp_path):
     store = Store(tmp_path / "store")
-    for precision, date in (("fp8", "2026-02-01"), ("bf16", "2026-01-01"), ("bf16", "2026-04-01")):
+    for precision, date in (("fp32", "2026-02-01"), ("bf16", "2026-01-01"), ("bf16", "2026-04-01")):
         path = save(scaled(precision, date=date), store)
     content = read_json(path)
     assert path == store.root / "devices" / "h200" / "bf16.json"
@@ -157,7 +150,7 @@ def test_a_device_is_saved_by_precision_with_its_fitted_speeds(tmp_path):
     assert fields["finetune"] == common | {"like", "batch", "tokens", "seconds"}
     assert fields["score"] == common | {"tokens_per_second"}
     dates = {name: each.date for name, each in device_named("h200", store).measurements.items()}
-    assert dates == {"bf16": "2026-04-01", "fp8": "2026-02-01"}
+    assert dates == {"bf16": "2026-04-01", "fp32": "2026-02-01"}
 
 
 def test_failed_cases_are_not_saved(tmp_path):

@@ -113,16 +113,16 @@ def device(folder, precision="bf16", **change):
 
 def test_a_measured_precision_of_the_store_replaces_the_shipped_one(tmp_path):
     store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
-    for precision in ("bf16", "fp8"):
+    for precision in ("bf16", "fp32"):
         device(shipped, precision, date="2025-01-01", versions={"torch": "2.9"})
     device(store.root / "devices")
     found = device_named("fast", store, shipped)
-    assert {name: each.shipped for name, each in found.measurements.items()} == {"bf16": False, "fp8": True}
+    assert {name: each.shipped for name, each in found.measurements.items()} == {"bf16": False, "fp32": True}
     assert found.speeds("bf16") == fit([CASE])
-    assert found.speeds("fp32") is None
-    assert found.when(["fp8"]) == "measured 2025-01-01, torch 2.9"
-    assert found.when(["bf16", "fp8"]) == (
-        "measured bf16 2026-11-15, torch 2.11.0; fp8 2025-01-01, torch 2.9"
+    assert found.speeds("pure-bf16") is None
+    assert found.when(["fp32"]) == "measured 2025-01-01, torch 2.9"
+    assert found.when(["bf16", "fp32"]) == (
+        "measured bf16 2026-11-15, torch 2.11.0; fp32 2025-01-01, torch 2.9"
     )
 
 

@@ -92,9 +92,6 @@ class BenchRequest:
                 self.save and workload != "scale"
             ),
             "--save needs every size of scale; leave out --size": self.save and self.size,
-            "--precision fp8 is for pretraining; type bench pretrain --precision fp8": (
-                self.precision == "fp8" and workload == "finetune"
-            ),
         }
         for name, workloads in COUNTS_FOR.items():
             value = getattr(self, name)
@@ -253,11 +250,11 @@ class CaseMaker:
     def scale(self) -> list[Case]:
         """The cases that characterize a device; together they cover each part of the cost of a step.
 
-        With --size, only those of that size; with fp8, pretraining only.
+        With --size, only those of that size.
         """
         sizes, only = self.defaults.scale, self.request.size
         usual, larger, *smaller = sizes
-        tuned = () if self.common["precision"] == "fp8" else (usual, smaller[0])
+        tuned = usual, smaller[0]
         cases: list[Case] = [
             self.pretrain(usual),
             self.pretrain(usual, objective="clm"),

@@ -51,7 +51,6 @@ from biphase.bench.cases import (
 )
 from biphase.bench.measure import CONTEXT, MASK, RATE, TUNING_RATE, Dataset, StepClock
 from biphase.errors import TrainingError
-from biphase.fast.trunk import fp8_refusal
 from biphase.models.backbone import config_fields
 from biphase.models.encoder import TextHead, TokenHead, initialise
 from biphase.objectives import IGNORE
@@ -238,8 +237,6 @@ def run(
     length = request.length or defaults_of(device.type).length
     maker = CaseMaker(request, device.type, micro_rows(distributed.memory_of(device), MANY_ROWS, length))
     peers, precision = request.peers(maker.defaults), maker.common["precision"]
-    if precision == "fp8" and (why := fp8_refusal(device)):
-        raise TrainingError(f"--precision fp8 cannot be had ({why}); type --precision bf16")
     if peers and find_spec("accelerate") is None:
         raise TrainingError(
             "transformers' Trainer needs the package accelerate; type pip install accelerate, or --against none"

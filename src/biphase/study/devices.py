@@ -51,7 +51,7 @@ CAUSAL = 0.65  # relative to full attention: half the FLOPs, but blocks on the d
 LOGIT_BYTES = 10
 # Bytes moved per weight and micro-batch: a bf16 weight is read three times, an fp32 gradient updated.
 WEIGHT_BYTES = 12
-UPDATE_BYTES = {"fp32": 28, "bf16": 30, "fp8": 31, "pure-bf16": 14}  # per parameter: AdamW and the bf16 copy
+UPDATE_BYTES = {"fp32": 28, "bf16": 30, "pure-bf16": 14}  # per parameter: AdamW and the bf16 copy
 SCORED_LENGTH = 120  # tokens per text in the scoring benchmark
 
 NOISE = 0.03  # relative noise of a measured step

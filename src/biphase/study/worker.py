@@ -346,7 +346,7 @@ class Worker:
         live, self.live_model = self.live_model, None
         try:
             if not self.store.has(self.store.shards / self.identities.data(job.run)):
-                refuse_unfit(job.run, self.ranks.device)  # fail before hours of tokenizing
+                refuse_unfit(job.run)  # fail before hours of tokenizing
             shards = self.shards.together(job.run)
             self.live(f"{title}   reading the model")
             pretraining = Pretraining(

@@ -32,8 +32,7 @@ from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
 from biphase.data.stream import Stream, heldout_stream, load_ahead, passes_of, share
 from biphase.data.tokenizer import Special, load
-from biphase.errors import ModelError, StoreError, TrainingError
-from biphase.fast.trunk import fp8_refusal, refusal
+from biphase.errors import StoreError, TrainingError
 from biphase.keys import Identities, checkpoint_key
 from biphase.metadata import read_checkpoint_file
 from biphase.models.backbone import (
@@ -88,10 +87,8 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
     return _from_hub(run, root, _tokenizer_info(run, shards.vocab, special), probed=probed)
 
 
-def refuse_unfit(run: Pretrain, device: torch.device) -> None:
-    """Raise ModelError if the run's model or precision is not supported on this device, before its text is read."""
-    in_fp8 = run.precision == "fp8"
-    why = fp8_refusal(device) if in_fp8 else ""
+def refuse_unfit(run: Pretrain) -> None:
+    """Raise ModelError if the run's model is not supported, before its text is read."""
     root = run.root
     if isinstance(root.start, Hub):
         corpus = corpus_of(run)
@@ -99,16 +96,7 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
         if isinstance(corpus.tokenizer, Pretrained):
             tokenizer = load(corpus)
             info = _tokenizer_info(run, tokenizer.vocab, tokenizer.special)
-        model = _from_hub(run, root, info, probed=True)
-    elif isinstance(root.start, Size) and in_fp8 and not why:
-        with torch.device("meta"):  # shapes only
-            model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
-    else:
-        model = None
-    if in_fp8 and model is not None:
-        why = why or refusal(model.model.base_model, in_fp8=True)
-    if why:
-        raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
+        _from_hub(run, root, info, probed=True)
 
 
 def _tokenizer_info(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:

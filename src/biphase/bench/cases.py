@@ -26,8 +26,8 @@ PEER_ROWS = 12  # rows whose logits fit in memory for the Trainer at a vocabular
 
 # The workloads an option applies to; elsewhere it is refused, since ignoring it would measure something else.
 COUNTS_FOR = {
-    **dict.fromkeys(("objective", "ratio", "packing", "vocab", "length"), ("pretrain",)),
-    "rows": ("pretrain", "scale"),
+    **dict.fromkeys(("objective", "ratio", "packing", "vocab", "length"), ("pretrain", "job")),
+    "rows": ("pretrain", "job", "scale"),
 }
 
 
@@ -41,6 +41,7 @@ class DeviceDefaults:
     rows: int  # of a micro-batch; 0: chosen by training
     batch: int  # examples of a fine-tuning step
     steps: int
+    job_steps: int  # of `bench job`
     warm: int  # steps before the measured ones; includes one synchronization with the device
     precision: str
     peers: tuple[str, ...]
@@ -50,9 +51,9 @@ class DeviceDefaults:
 
 DEFAULTS = {
     "cuda": DeviceDefaults(
-        "210m", 128_256, 2_048, 0, 32, 20, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m", "2m")
+        "210m", 128_256, 2_048, 0, 32, 20, 600, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m", "2m")
     ),
-    "cpu": DeviceDefaults("8m", 2_048, 128, 8, 8, 3, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
+    "cpu": DeviceDefaults("8m", 2_048, 128, 8, 8, 3, 12, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
 }
 
 
@@ -64,7 +65,7 @@ def defaults_of(kind: str) -> DeviceDefaults:
 class BenchRequest:
     """The command's options. Empty, 0 and None: not given, so the default of the device."""
 
-    workload: str = "pretrain"  # or finetune, or scale
+    workload: str = "pretrain"  # or finetune, job, or scale
     size: str = ""
     objective: str | None = None
     ratio: float | None = None
@@ -92,6 +93,7 @@ class BenchRequest:
                 self.save and workload != "scale"
             ),
             "--save needs every size of scale; leave out --size": self.save and self.size,
+            "--profile is of single steps; type bench pretrain --profile": self.profile and workload == "job",
         }
         for name, workloads in COUNTS_FOR.items():
             value = getattr(self, name)
@@ -102,7 +104,7 @@ class BenchRequest:
                 raise SpecError(message)
 
     def peers(self, defaults: DeviceDefaults) -> tuple[str, ...]:
-        if NO_PEER in self.against or self.workload == "scale":
+        if NO_PEER in self.against or self.workload in ("scale", "job"):
             return ()
         return tuple(dict.fromkeys(self.against)) or defaults.peers
 
@@ -148,6 +150,18 @@ class PretrainCase(BenchCase):
     def title(self) -> str:
         objective = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
         return f"{self.size} {objective}, {self.packing} of {self.length:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCase(PretrainCase):
+    """Two training jobs of a study, the second the child of the first, as a worker computes them."""
+
+    kind = "job"
+    FACTS = (*PretrainCase.FACTS, "steps")
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}, two jobs"
 
 
 @dataclass(frozen=True)
@@ -228,6 +242,10 @@ class CaseMaker:
         match self.request.workload:
             case "pretrain":
                 return [self.pretrain(self.size)]
+            case "job":
+                case = self.pretrain(self.size)
+                steps = self.request.steps or self.defaults.job_steps
+                return [JobCase(**(vars(case) | {"steps": steps}))]
             case "finetune":
                 return [self.finetune(lengths, self.size) for lengths in LIKE]
             case _:
@@ -286,6 +304,7 @@ class Timing:
     peak_bytes: int | None = None  # None: not a GPU
     ready_seconds: float | None = None  # until the third step is done, with compilation
     path: str = ""  # how it was computed
+    details: dict[str, float] = field(default_factory=dict)  # more measurements, by what they are
     failed: str = ""
 
     @property
@@ -394,6 +413,7 @@ def table(compared: list[Compared]) -> str:
             cells = ["" if timing.failed else detail(timing) for timing in result.sides.values()]
             if any(cells):
                 rows.append([name, "", *cells, *([""] if peers else [])])
+        rows += [[f"  {what}", "", short(value)] for what, value in result.sides[OURS].details.items()]
         notes += [
             f"{NAMES[side]}, {case.title}: {timing.failed}"
             for side, timing in result.sides.items()

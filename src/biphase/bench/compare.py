@@ -43,12 +43,14 @@ from biphase.bench.cases import (
     CaseMaker,
     Compared,
     FinetuneCase,
+    JobCase,
     PretrainCase,
     Report,
     Timing,
     defaults_of,
     save,
 )
+from biphase.bench.job import measure_job
 from biphase.bench.measure import CONTEXT, MASK, RATE, TUNING_RATE, Dataset, StepClock
 from biphase.errors import TrainingError
 from biphase.models.backbone import config_fields
@@ -264,6 +266,8 @@ def _ours(case: Case, device: torch.device, request: BenchRequest, report: Repor
     """Measure a case on our side, with a profile if requested."""
     profile = partial(report.profiles.__setitem__, case.title) if request.profile else None
     match case:
+        case JobCase():
+            return measure_job(case)
         case PretrainCase():
             return measure.measure_pretraining(case, device, profile=profile)
         case FinetuneCase():

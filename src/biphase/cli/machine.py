@@ -63,7 +63,7 @@ def doctor(store_folder: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -
 
 @app.command()
 def bench(
-    subject: Literal["pretrain", "finetune", "scale"] | None = Argument(
+    subject: Literal["pretrain", "finetune", "job", "scale"] | None = Argument(
         None, help="what to measure; default: pretrain, or scale with --save", show_default=False
     ),
     store_folder: StoreFolder = DEFAULT_STORE,

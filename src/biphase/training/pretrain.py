@@ -429,6 +429,8 @@ class Pretraining:
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)
         self.loaded = False
+        # When this job's first and last step ended and its checkpoint was begun, in seconds of the wall clock.
+        self.times: dict[str, float] = {}
 
     # ------------------------------------------------------------ before
 
@@ -682,6 +684,7 @@ class Pretraining:
 
     def _count(self, done: LoopStep) -> None:
         now = time.monotonic()
+        self.times.setdefault("first_step", time.time())
         progress = self.progress
         progress.step, progress.next_sample = done.step + 1, progress.next_sample + self.run.rows_per_step
         progress.seconds, self.clock = progress.seconds + now - self.clock, now
@@ -717,6 +720,9 @@ class Pretraining:
 
     def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
+        if step == self.target:
+            self._wait()
+            self.times["last_step"] = time.time()
         if step % self.run.heldout_every == 0 or step == self.target:
             phase = self.run.phase_at(done.step)
             self._measure(step, phase.objective.at(done.step - phase.first))
@@ -770,6 +776,7 @@ class Pretraining:
             "origin_step": self.run.origin_step,
             "epochs": self.stream.epochs(self.progress.next_sample),
             "tokens_left_out": len(self.shards.train) % self.run.packing.length,
+            "times": self.times | {"save": time.time()},
             "progress": asdict(self.progress),
         }
         key = checkpoint_key(self.run, step, self.identities)

@@ -231,10 +231,11 @@ class CaseMaker:
         self.request, self.defaults = request, defaults_of(kind)
         self.rows = request.rows or self.defaults.rows or rows
         self.size = request.size or self.defaults.size
+        steps = self.defaults.job_steps if request.workload == "job" else self.defaults.steps
         self.common: dict[str, Any] = {
             "vocab": request.vocab or self.defaults.vocab,
             "precision": request.precision or self.defaults.precision,
-            "steps": request.steps or self.defaults.steps,
+            "steps": request.steps or steps,
             "warm": self.defaults.warm,
         }
 
@@ -243,9 +244,7 @@ class CaseMaker:
             case "pretrain":
                 return [self.pretrain(self.size)]
             case "job":
-                case = self.pretrain(self.size)
-                steps = self.request.steps or self.defaults.job_steps
-                return [JobCase(**(vars(case) | {"steps": steps}))]
+                return [JobCase(**vars(self.pretrain(self.size)))]
             case "finetune":
                 return [self.finetune(lengths, self.size) for lengths in LIKE]
             case _:

@@ -35,7 +35,7 @@ run = Pretrain(
 study = Study("job", run)
 """
 DOCUMENT = 700  # tokens
-HELDOUT = 200_000  # tokens
+HELDOUT = 4  # steps of tokens
 
 
 def measure_job(case: JobCase) -> Timing:
@@ -62,7 +62,7 @@ def _write_study(folder: Path, case: JobCase) -> None:
     """Write random text in which each number is a token, its tokenizer, and the study."""
     step = case.rows * case.length
     generator = np.random.default_rng(0)
-    for name, tokens in (("text.jsonl", min(case.steps, BATCHES) * step), ("heldout.jsonl", HELDOUT)):
+    for name, tokens in (("text.jsonl", min(case.steps, BATCHES) * step), ("heldout.jsonl", HELDOUT * step)):
         documents = generator.integers(FIRST_TOKEN, case.vocab, (tokens // DOCUMENT + 1, DOCUMENT)).tolist()
         lines = [json.dumps({"text": " ".join(map(str, document))}) for document in documents]
         (folder / name).write_text("\n".join(lines))
@@ -77,7 +77,7 @@ def _write_study(folder: Path, case: JobCase) -> None:
     )
     study = STUDY.format(
         size=case.size, objective=objective_of(case), steps=case.steps, decay=case.steps // 2, tokens=step,
-        packing=packing, precision=case.precision, heldout=HELDOUT,
+        packing=packing, precision=case.precision, heldout=HELDOUT * step,
     )  # fmt: skip
     (folder / "study.py").write_text(study)
 

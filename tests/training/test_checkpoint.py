@@ -54,7 +54,7 @@ def saver(model, store):
 def record(key):
     about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
     progress = asdict(Progress(step=1, next_sample=8))
-    return CheckpointRecord(key, about | {"progress": progress}, [{"step": 1, "loss": 2.0}])
+    return CheckpointRecord(key, about | {"progress": progress}, '{"step": 1, "loss": 2.0}\n')
 
 
 def take_a_step(model, saver):
@@ -174,7 +174,7 @@ def test_a_checkpoint_whose_writing_never_began_is_not_published(saver, store, m
     assert not list(store.attempts.iterdir())
 
 
-@pytest.mark.parametrize("file", ["checkpoint.json", "metrics.jsonl"])
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 def test_an_incomplete_checkpoint_is_not_published(saver, store, file):
     saver.begin(record("one"), last=False)
     saver.unpublished.thread.join()

@@ -100,8 +100,8 @@ def _timing(store: Store, case: JobCase, began: float) -> Timing:
         ),
         "s from the command to the first step": about["first_step"] - began,
         "s from the last step of a job to its child's first": after["first_step"] - about["last_step"],
-        "s of that for held-out losses": about["save"] - about["last_step"],
-        "s to save a checkpoint": (parent / MANIFEST).stat().st_mtime - about["save"],
+        "s of that for held-out losses": about["measured"] - about["last_step"],
+        "s of that to save, after those": (parent / MANIFEST).stat().st_mtime - about["measured"],
     }
     path = first["progress"]["machine"].get("path", "")
     return Timing(seconds, seconds, tokens, path=path, details=details)

@@ -455,6 +455,7 @@ class ShardMaker:
     stop: Callable[[], bool]
     say: Callable[[str], None]
     live: Callable[[str], None]
+    opened: dict[Path, Shards] = field(default_factory=dict)  # verified by `together` in this process
 
     def alone(self, run: Pretrain) -> Shards:
         """Return a run's shards, made by this process if missing; fine-tuning processes call it independently."""
@@ -463,11 +464,17 @@ class ShardMaker:
         return Shards.open(folder)
 
     def together(self, run: Pretrain) -> Shards:
-        """Return a run's shards for training by all ranks together, after checking every token file."""
+        """Return a run's shards for training by all ranks together, after checking every token file, once."""
         folder = self.store.shards / self.identities.data(run)
+        if folder not in self.opened:
+            self._make_together(run, folder)
+            self.opened[folder] = Shards.open(folder)
+        return self.opened[folder]
+
+    def _make_together(self, run: Pretrain, folder: Path) -> None:
         if self.ranks.world == 1:
             self._make_verified(run, folder)
-            return Shards.open(folder)
+            return
         # Rank 0 makes them in a thread while all ranks poll its status; a bare wait would hang if it stopped or failed.
         with ThreadPoolExecutor(1) as pool:
             job = pool.submit(self._make_verified, run, folder) if self.ranks.first else None
@@ -479,7 +486,6 @@ class ShardMaker:
             job.result()
         if status.startswith(FAILED):
             raise DataError(status.removeprefix(FAILED))
-        return Shards.open(folder)
 
     def _make_verified(self, run: Pretrain, folder: Path) -> None:
         """Make the shards and verify the hashes of their token files, since training would not notice a flipped bit.

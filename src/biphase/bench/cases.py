@@ -47,11 +47,26 @@ class DeviceDefaults:
     peers: tuple[str, ...]
     passages: int
     scale: tuple[str, ...]  # sizes, the usual one first
+    small: tuple[
+        tuple[str, int, int, int], ...
+    ] = ()  # small studies: size, vocabulary, tokens of a row, rows
 
 
 DEFAULTS = {
     "cuda": DeviceDefaults(
-        "210m", 128_256, 2_048, 0, 32, 20, 600, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m", "2m")
+        "210m",
+        128_256,
+        2_048,
+        0,
+        32,
+        20,
+        600,
+        5,
+        "bf16",
+        PEERS,
+        16_384,
+        ("210m", "610m", "30m", "8m", "2m"),
+        (("2m", 16_384, 256, 128), ("8m", 16_384, 256, 128), ("30m", 49_153, 512, 64)),
     ),
     "cpu": DeviceDefaults("8m", 2_048, 128, 8, 8, 3, 12, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
 }
@@ -252,14 +267,15 @@ class CaseMaker:
 
     def pretrain(self, size: str, **other: Any) -> PretrainCase:
         request = self.request
-        values = {
+        values: dict[str, Any] = {
+            **self.common,
             "length": request.length or self.defaults.length,
             "objective": request.objective or "mlm",
             "ratio": request.ratio or 0.4,
             "packing": request.packing or "chunks",
             "rows": self.rows,
         }
-        return PretrainCase(size=size, **self.common, **(values | other))
+        return PretrainCase(size=size, **(values | other))
 
     def finetune(self, lengths: Lengths, size: str) -> FinetuneCase:
         return FinetuneCase(size=size, **self.common, lengths=lengths, batch=self.defaults.batch)
@@ -277,6 +293,11 @@ class CaseMaker:
             self.pretrain(usual, objective="clm"),
             self.pretrain(usual, packing="rows"),
             *(self.pretrain(size) for size in (larger, *smaller)),
+            *(
+                self.pretrain(size, vocab=vocab, length=length, rows=rows, objective=objective)
+                for size, vocab, length, rows in self.defaults.small
+                for objective in ("mlm", "clm")
+            ),
             *(self.finetune(lengths, size) for size in tuned for lengths in LIKE),
             *(ScoreCase(size=size, **self.common, passages=self.defaults.passages) for size in tuned),
         ]

@@ -34,15 +34,16 @@ from biphase.data.shards import Shards
 from biphase.data.tokenize import TakenOver, tokenize
 from biphase.errors import ClusterError, DataError, ModelError, SpecError, StoreError, one_line
 from biphase.finetune.encoder import EncoderUnderTest, encoder_of
-from biphase.finetune.families import PartScores
+from biphase.finetune.families import Lexical, PartScores
 from biphase.finetune.trial import Checkpoints
 from biphase.finetune.tune import Stopped, TunedModel, Tuner, publish_trial
 from biphase.keys import Identities
 from biphase.leases import Lease, Leases, end_with_parent
 from biphase.presets import corpus_of
 from biphase.progress import Live
+from biphase.records import content_key
 from biphase.specs import Pretrain, Task
-from biphase.store import Store
+from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
@@ -547,8 +548,9 @@ class PlanTuner(Tuner):
     ) -> None:
         assert plan.study.finetune is not None
         super().__init__(
-            plan.study.finetune, ranks.device, self._encoder, check=self._check, stop=options.stop, live=live
-        )
+            plan.study.finetune, ranks.device, self._encoder, check=self._check, recall=self._recall,
+            stop=options.stop, live=live,
+        )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
         self.seconds: dict[str, list[float]] = defaultdict(list)  # of full fine-tunings, measured, by task
 
@@ -591,6 +593,19 @@ class PlanTuner(Tuner):
 
     def _check(self, task: Task) -> None:
         refuse_changed(task, self.plan.tasks[task.name], self.store)
+
+    def _recall(self, task: Task, compute: Callable[[], Lexical]) -> Lexical:
+        """Return a dataset's lexical baseline, kept in the store: it takes seconds to a minute, in every worker."""
+        asked = {"task": self.plan.tasks[task.name], "documents": self.spec.documents}
+        folder = self.store.root / "baselines"
+        path = folder / f"{content_key(asked | {'protocol': self.spec.protocol})}.json"
+        with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):  # absent or damaged
+            kept = read_checked(path)["lexical"]
+            return None if kept is None else (str(kept[0]), dict(kept[1]))
+        found = compute()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, with_checksum({"lexical": found}))
+        return found
 
     def seconds_left(self, left: Iterable[tuple[str, float]]) -> float | None:
         """Estimate the time left from times measured here; tasks without one count as average.

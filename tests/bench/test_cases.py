@@ -66,6 +66,17 @@ def test_peers(options, peers):
     assert BenchRequest(**options).peers(DEFAULTS["cuda"]) == peers
 
 
+def test_two_jobs_have_the_steps_that_are_typed_and_else_those_of_the_device():
+    (typed,), (usual,) = cases(workload="job", size="2m", steps=50), cases(workload="job", size="2m")
+    assert (typed.kind, typed.size, typed.steps) == ("job", "2m", 50)
+    assert usual.steps == DEFAULTS["cuda"].job_steps > typed.steps
+
+
+def test_small_studies_are_measured_in_their_own_shape():
+    shapes = {(case.size, case.vocab, case.length, case.rows) for case in scale()["pretrain"]}
+    assert {("2m", 16_384, 256, 128), ("8m", 16_384, 256, 128), ("30m", 49_153, 512, 64)} <= shapes
+
+
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_scale_covers_every_part_of_the_cost_model(kind):
     cases, usual = scale(kind), DEFAULTS[kind].scale[0]
@@ -92,6 +103,7 @@ def test_scale_of_one_size():
         ({"against": ("none", "trainer")}, ["--against none"]),
         ({"save": True}, ["type bench scale --save"]),
         ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
+        ({"workload": "job", "profile": True}, ["type bench pretrain --profile"]),
         ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
         ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
     ],

@@ -76,6 +76,7 @@ _CHECKPOINT: Shape = {
     "run": {},
     "origin_step": count,
     "epochs": amount,
+    "times?": {"*": amount},
     "progress": {
         **dict.fromkeys(("step", "next_sample"), count),
         "seconds": amount,

@@ -5,6 +5,7 @@
     store/shards/<key>/        a tokenized corpus
     store/unfinished/          checkpoints of fine-tunings that were interrupted
     store/studies/<name>/      plan.json, failures
+    store/baselines/           what word counts alone achieve on a dataset; can be computed again
     store/metadata/            metadata-only copies of results whose weights are on another machine
 
 `Store` holds the paths and answers which results exist. `publish`, `verify`, `read_verified` and `write_json` write and

@@ -66,6 +66,17 @@ def test_peers(options, peers):
     assert BenchRequest(**options).peers(DEFAULTS["cuda"]) == peers
 
 
+def test_two_jobs_have_the_steps_that_are_typed_and_else_those_of_the_device():
+    (typed,), (usual,) = cases(workload="job", size="2m", steps=50), cases(workload="job", size="2m")
+    assert (typed.kind, typed.size, typed.steps) == ("job", "2m", 50)
+    assert usual.steps == DEFAULTS["cuda"].job_steps > typed.steps
+
+
+def test_small_studies_are_measured_in_their_own_shape():
+    shapes = {(case.size, case.vocab, case.length, case.rows) for case in scale()["pretrain"]}
+    assert {("2m", 16_384, 256, 128), ("8m", 16_384, 256, 128), ("30m", 49_153, 512, 64)} <= shapes
+
+
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_scale_covers_every_part_of_the_cost_model(kind):
     cases, usual = scale(kind), DEFAULTS[kind].scale[0]
@@ -74,12 +85,6 @@ def test_scale_covers_every_part_of_the_cost_model(kind):
     assert {size for size, _, _ in shapes} == set(DEFAULTS[kind].scale) <= set(SIZES)
     assert len(cases["finetune"]) == 2 * len(LIKE)
     assert {case.size for case in cases["score"]} == {case.size for case in cases["finetune"]}
-
-
-def test_scale_in_fp8_is_pretraining_alone():
-    fp8, bf16 = (scale(save=True, precision=precision) for precision in ("fp8", "bf16"))
-    assert [replace(case, precision="bf16") for case in fp8["pretrain"]] == bf16["pretrain"]
-    assert fp8["finetune"] == fp8["score"] == []
 
 
 def test_scale_of_one_size():
@@ -98,7 +103,7 @@ def test_scale_of_one_size():
         ({"against": ("none", "trainer")}, ["--against none"]),
         ({"save": True}, ["type bench scale --save"]),
         ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
-        ({"workload": "finetune", "precision": "fp8"}, ["type bench pretrain --precision fp8"]),
+        ({"workload": "job", "profile": True}, ["type bench pretrain --profile"]),
         ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
         ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
     ],
@@ -146,7 +151,7 @@ def scaled(precision="bf16", *, date="2026-01-01"):
 
 def test_a_device_is_saved_by_precision_with_its_fitted_speeds(tmp_path):
     store = Store(tmp_path / "store")
-    for precision, date in (("fp8", "2026-02-01"), ("bf16", "2026-01-01"), ("bf16", "2026-04-01")):
+    for precision, date in (("fp32", "2026-02-01"), ("bf16", "2026-01-01"), ("bf16", "2026-04-01")):
         path = save(scaled(precision, date=date), store)
     content = read_json(path)
     assert path == store.root / "devices" / "h200" / "bf16.json"
@@ -157,7 +162,7 @@ def test_a_device_is_saved_by_precision_with_its_fitted_speeds(tmp_path):
     assert fields["finetune"] == common | {"like", "batch", "tokens", "seconds"}
     assert fields["score"] == common | {"tokens_per_second"}
     dates = {name: each.date for name, each in device_named("h200", store).measurements.items()}
-    assert dates == {"bf16": "2026-04-01", "fp8": "2026-02-01"}
+    assert dates == {"bf16": "2026-04-01", "fp32": "2026-02-01"}
 
 
 def test_failed_cases_are_not_saved(tmp_path):

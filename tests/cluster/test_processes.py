@@ -13,6 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from biphase.leases import process_start
+from biphase.specs import BPE, Corpus
 from biphase.store import Store, read_json, verify
 
 pytestmark = pytest.mark.campaign
@@ -82,15 +83,18 @@ def begun(corpus, store, tmp_path, *more):
     return child, ranks_below(children(child.pid))
 
 
-def test_an_error_in_a_process_is_one_line(corpus, store, tmp_path):
-    child = start(written(tmp_path / "study.py", corpus, "fp8"), store)
+def test_an_error_in_a_process_is_one_line(store, tmp_path):
+    for name in ("train.jsonl", "heldout.jsonl"):
+        (tmp_path / name).write_text('{"text": " "}\n')
+    blank = Corpus("tiny", str(tmp_path / "train.jsonl"), BPE(320), heldout="heldout.jsonl")
+    child = start(written(tmp_path / "study.py", blank), store)
     out, err = child.communicate(timeout=120)
     assert child.returncode == 2
     lines = [line for line in err.splitlines() if not line.startswith("  ")]
     assert lines[0] == "kills"
     (line,) = lines[1:]
-    assert line.startswith("error: precision='fp8'")
-    assert line.endswith("precision='bf16'")
+    assert line.startswith("error: ")
+    assert str(tmp_path / "train.jsonl") in line
     assert out == ""
 
 

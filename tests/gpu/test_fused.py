@@ -184,26 +184,6 @@ def test_the_fused_trunk_follows_the_plain_one_forward_and_backward(kind, causal
         close(parameter.grad, truth[name].grad, 0.02)
 
 
-def test_products_in_eight_bits_follow_those_in_sixteen():
-    models = []
-    for precision in ("fp8", "bf16"):
-        model = from_scratch(GROUPED, vocab=512, mask_id=3, length=T, seed=0).to(CUDA)
-        assert model.prepare(CUDA, precision) == "fused"
-        models.append(model)
-    segments, positions = case("ragged")
-    ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()
-    at = torch.arange(0, 2 * T, 3, device=CUDA)
-    losses = []
-    for model in models:
-        loss = model(ids, positions, sight_for(False, segments, "ragged"), at, ids.flatten()[at])
-        loss.backward()
-        losses.append(loss.item())
-    assert losses[0] == pytest.approx(losses[1], rel=5e-3)
-    truth = dict(models[1].named_parameters())
-    for name, parameter in models[0].named_parameters():
-        close(parameter.grad, truth[name].grad, 0.25)
-
-
 def felt(model, kind, causal, at):
     segments, positions = case(kind)
     ids = torch.randint(4, 512, (2, T), generator=torch.Generator().manual_seed(1)).cuda()

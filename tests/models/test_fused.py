@@ -1,4 +1,4 @@
-"""The fused trunk: outputs, gradients and law 1 as transformers', copies of weights that stay current, and fp8."""
+"""The fused trunk: outputs, gradients and law 1 as transformers', and copies of weights that stay current."""
 
 import copy
 
@@ -8,9 +8,8 @@ from families import tiny
 
 from biphase.attention import NAME, AttentionPattern, segment_mask
 from biphase.data.stream import positions_of
-from biphase.errors import ModelError
-from biphase.fast import plain, trunk
-from biphase.fast.trunk import FAR, NEAR, FusedTrunk, Joined, JoinedFp8, refusal
+from biphase.fast import trunk
+from biphase.fast.trunk import FusedTrunk, Joined, refusal
 from biphase.models.backbone import add_adapter, freeze_embeddings, from_scratch, set_rope_base
 from biphase.models.encoder import Encoder
 from biphase.objectives import Batch, Vocabulary, apply
@@ -429,74 +428,3 @@ def test_the_embedding_of_a_pad_token_gets_no_gradient_as_in_transformers():
         gradient = model.embed_tokens.weight.grad.abs().sum(1)
         assert gradient[7] == 0
         assert (gradient[[4, 5, 6]] > 0).all()
-
-
-# ---------------------------------------------------------------- fp8
-
-
-def random(*shape, seed=0):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
-def apart(ours, right):
-    return ((ours - right).norm() / right.norm()).item()
-
-
-@pytest.mark.parametrize(("dtype", "limit"), [(NEAR, 0.04), (FAR, 0.08)])
-@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
-def test_a_tensor_uses_the_whole_range_of_fp8(dtype, limit, size):
-    x = random(33, 48) * size
-    quantized, scale = plain.to_fp8(x, dtype)
-    assert quantized.dtype == dtype
-    assert quantized.float().abs().max() == torch.finfo(dtype).max
-    assert apart(quantized.float() * scale, x) < limit
-
-
-def fp8_matrix():
-    weights = [torch.nn.Parameter(random(size, 48, seed=size)) for size in (32, 16)]
-    matrix = JoinedFp8(*weights, dtype=torch.float32, ops=plain)
-    for target, weight in matrix.stale():
-        target.copy_(weight.detach())
-    matrix.derive()
-    return matrix, weights
-
-
-def test_products_are_close_and_weight_gradients_exact():
-    matrix, weights = fp8_matrix()
-    whole = torch.cat([weight.detach() for weight in weights])
-    x, grad = random(64, 48), random(64, 48, seed=1)
-    assert 1e-3 < apart(matrix.project(x), x @ whole.T) < 0.06
-    assert 1e-3 < apart(matrix.back(grad), grad @ whole) < 0.09
-    matrix.learn(grad, x)
-    torch.testing.assert_close(torch.cat([weight.grad for weight in weights]), grad.T @ x)
-
-
-def test_an_fp8_trunk_is_close_and_sees_updates():
-    model = eurobert(kv_heads=2)
-    ids, positions = torch.randint(4, VOCAB, (2, 32)), torch.arange(32).expand(2, 32)
-    exact = model.hidden(ids, positions, AttentionPattern(False)).detach()
-    model.encoder.fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
-    hidden = model.hidden(ids, positions, AttentionPattern(False))
-    assert 1e-4 < apart(hidden.detach(), exact) < 0.1
-    hidden.square().sum().backward()
-    assert all(weight.grad.isfinite().all() for weight in model.model.base_model.parameters())
-    with torch.no_grad():
-        model.model.base_model.layers[0].mlp.down_proj.weight.mul_(5)
-    assert apart(model.hidden(ids, positions, AttentionPattern(False)), hidden) > 0.01
-
-
-@pytest.mark.parametrize("compiled", [None, True, False])
-def test_fp8_is_refused_on_a_cpu(compiled):
-    model = eurobert(kv_heads=2)
-    with pytest.raises(ModelError, match="'bf16'"):
-        model.prepare(CPU, "fp8", compiled=compiled)
-
-
-def test_fp8_without_labels_gives_zero_gradients():
-    model = eurobert(kv_heads=2)
-    fused = FusedTrunk(model.model.base_model, torch.float32, in_fp8=True)
-    ids, positions = torch.randint(4, VOCAB, (1, 32)), torch.arange(32)[None]
-    hidden = fused(ids, positions, AttentionPattern(False), only=torch.zeros(0, dtype=torch.long))
-    assert hidden.shape == (0, 64)
-    hidden.sum().backward()
-    assert not any(weight.grad.any() for weight in model.model.base_model.layers.parameters())

@@ -12,10 +12,11 @@ from biphase.errors import SpecError, StoreError
 from biphase.store import Store, with_checksum
 from biphase.study import devices
 from biphase.study.costs import shape_of_size
-from biphase.study.devices import SHIPPED, at_hand, device_named, fit
+from biphase.study.devices import FORM, SHIPPED, at_hand, device_named, fit
 
 VOCAB = 128_256
 CASES = json.loads((SHIPPED / "h200" / "bf16.json").read_text())["cases"]
+MNLI = next(case for case in CASES if case.get("like") == "MNLI-like")
 SPEEDS = fit(CASES)
 SHAPES = {name: shape_of_size(size, VOCAB) for name, size in SIZES.items()}
 
@@ -39,11 +40,33 @@ def step(size, objective, packing, rows, speeds=SPEEDS):
     ],
 )
 def test_steps_that_were_not_fitted_are_predicted(size, objective, packing, rows, seconds):
-    assert step(size, objective, packing, rows) == pytest.approx(seconds, rel=0.05)
+    assert step(size, objective, packing, rows) == pytest.approx(seconds, rel=0.075)
+
+
+# Whole studies on one H200 by one worker, tokens per second in docs/performance.md, and last the fastest 200 steps in the
+# ledgers of docs/results/crossing, whose jobs shared the GPU most of the time. No such step was fitted: theirs were timed
+# on a batch that stays on the GPU. Only BATCH_SECONDS is taken from the first.
+@pytest.mark.parametrize(
+    ("size", "vocab", "objective", "packing", "rows", "speed"),
+    [
+        ("2m", 16_384, MLM(0.4), Chunks(256), 128, 5.7e6),
+        ("2m", 16_384, CLM(), Chunks(256), 128, 5.9e6),
+        ("8m", 16_384, MLM(0.4), Chunks(256), 128, 3.5e6),
+        ("30m", 49_153, MLM(0.4), Chunks(512), 64, 1.58e6),
+        ("30m", 49_153, CLM(), Chunks(512), 64, 1.24e6),
+        ("2m", 16_384, MLM(0.2), Chunks(256), 128, 5.38e6),
+        ("2m", 16_384, CLM(), Chunks(256), 128, 5.37e6),
+    ],
+)
+def test_small_studies_of_one_worker_are_predicted(size, vocab, objective, packing, rows, speed):
+    tokens, labelled = rows * packing.length, objective.labelled_share(packing, 0, 1)
+    shape = shape_of_size(SIZES[size], vocab)
+    took = SPEEDS.step(shape, packing, tokens, causal=objective.causal, labelled=labelled)
+    assert tokens / took == pytest.approx(speed, rel=0.15)
 
 
 def test_what_was_measured_is_followed_closely_and_the_worst_is_told():
-    assert SPEEDS.measured == {"pretrain": 6, "finetune": 6, "score": 2}
+    assert SPEEDS.measured == {"pretrain": 12, "finetune": 6, "score": 2}
     assert all(error < 0.11 for error in SPEEDS.worst.values())
     assert step("210m", MLM(0.4), Chunks(2048), 24) == pytest.approx(CASES[0]["seconds"], rel=0.11)
 
@@ -87,7 +110,7 @@ def test_a_kind_that_was_not_measured_is_not_offered():
         fit([case for case in CASES if case["kind"] == kind]) for kind in ("pretrain", "finetune")
     )
     assert (set(pretraining.measured), set(finetuning.measured)) == ({"pretrain"}, {"finetune"})
-    assert finetuning.tuning_step(SHAPES["210m"], 1_280, 32) == pytest.approx(CASES[7]["seconds"], rel=0.1)
+    assert finetuning.tuning_step(SHAPES["210m"], 1_280, 32) == pytest.approx(MNLI["seconds"], rel=0.1)
 
 
 def test_rows_of_documents_do_not_count_since_nobody_knows_how_far_they_reach():
@@ -113,16 +136,16 @@ def device(folder, precision="bf16", **change):
 
 def test_a_measured_precision_of_the_store_replaces_the_shipped_one(tmp_path):
     store, shipped = Store(tmp_path / "store"), tmp_path / "shipped"
-    for precision in ("bf16", "fp8"):
+    for precision in ("bf16", "fp32"):
         device(shipped, precision, date="2025-01-01", versions={"torch": "2.9"})
     device(store.root / "devices")
     found = device_named("fast", store, shipped)
-    assert {name: each.shipped for name, each in found.measurements.items()} == {"bf16": False, "fp8": True}
+    assert {name: each.shipped for name, each in found.measurements.items()} == {"bf16": False, "fp32": True}
     assert found.speeds("bf16") == fit([CASE])
-    assert found.speeds("fp32") is None
-    assert found.when(["fp8"]) == "measured 2025-01-01, torch 2.9"
-    assert found.when(["bf16", "fp8"]) == (
-        "measured bf16 2026-11-15, torch 2.11.0; fp8 2025-01-01, torch 2.9"
+    assert found.speeds("pure-bf16") is None
+    assert found.when(["fp32"]) == "measured 2025-01-01, torch 2.9"
+    assert found.when(["bf16", "fp32"]) == (
+        "measured bf16 2026-11-15, torch 2.11.0; fp32 2025-01-01, torch 2.9"
     )
 
 
@@ -147,7 +170,7 @@ def test_speeds_of_another_version_are_fitted_again_from_the_cases(tmp_path):
     "change",
     [
         {"speeds": {}, "cases": []}, {"speeds": {}, "cases": None}, {"date": "x", "versions": {}},
-        {"speeds": {"form": 1, "base": {}}}, {"speeds": {}, "cases": [{"kind": "pretrain"}]}, "{",
+        {"speeds": {"form": FORM, "base": {}}}, {"speeds": {}, "cases": [{"kind": "pretrain"}]}, "{",
     ],
 )  # fmt: skip
 def test_a_damaged_device_file_is_refused(tmp_path, change):

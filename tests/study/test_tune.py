@@ -219,6 +219,26 @@ def tuner_of(plan, store, worker, **options):
     return PlanTuner(plan, store, ALONE, of.options, shards=of.shards.alone, live=[].append)
 
 
+def test_a_lexical_baseline_is_computed_once_in_a_store_and_again_if_its_file_is_damaged(
+    plan, finished, worker
+):
+    computed = []
+
+    def recall(task, found):
+        """What another worker's tuner returns for it."""
+        return tuner_of(plan, finished, worker).recall(task, lambda: computed.append(task.name) or found)
+
+    toys, facts, *_ = plan.study.finetune.tasks
+    found = "words", {part: {"accuracy": 0.25} for part in ("validation", "test")}
+    assert recall(toys, found) == recall(toys, None) == found
+    assert recall(facts, None) is recall(facts, found) is None, "none is remembered too"
+    assert computed == [toys.name, facts.name]
+    for file in (finished.root / "baselines").iterdir():
+        file.write_text(file.read_text().replace("0.25", "0.75"))
+    assert recall(toys, found) == found
+    assert computed == [toys.name, facts.name, toys.name]
+
+
 def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished, worker):
     plan = longer(plan, finished)
     first = next(finetunings(plan))

@@ -54,7 +54,7 @@ def saver(model, store):
 def record(key):
     about = {"run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.0}
     progress = asdict(Progress(step=1, next_sample=8))
-    return CheckpointRecord(key, about | {"progress": progress}, [{"step": 1, "loss": 2.0}])
+    return CheckpointRecord(key, about | {"progress": progress}, '{"step": 1, "loss": 2.0}\n')
 
 
 def take_a_step(model, saver):
@@ -174,7 +174,21 @@ def test_a_checkpoint_whose_writing_never_began_is_not_published(saver, store, m
     assert not list(store.attempts.iterdir())
 
 
-@pytest.mark.parametrize("file", ["checkpoint.json", "metrics.jsonl"])
+def test_a_checkpoint_is_published_when_its_record_is_known_and_never_without(saver, store):
+    """Held-out losses, which the record includes, are measured while the tensors are written."""
+    saver.begin(CheckpointRecord("one"), last=True)
+    saver.unpublished.thread.join()
+    saver.settle()
+    assert not store.has(store.checkpoints / "one")
+    saver.complete(record("one"))
+    assert store.has(store.checkpoints / "one")
+    saver.begin(CheckpointRecord("two"), last=True)
+    saver.salvage(lost=False)  # an error before the record was known
+    assert not store.has(store.checkpoints / "two")
+    assert not list(store.attempts.iterdir())
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors"])
 def test_an_incomplete_checkpoint_is_not_published(saver, store, file):
     saver.begin(record("one"), last=False)
     saver.unpublished.thread.join()

@@ -18,7 +18,7 @@ from biphase.models.backbone import LanguageModel, rope_base_of
 from biphase.protocol import heldout_objectives
 from biphase.study.plan import identities
 from biphase.training.distributed import Ranks
-from biphase.training.pretrain import heldout_losses, model_of_checkpoint, refuse_unfit, starting_model
+from biphase.training.pretrain import heldout_losses, model_of_checkpoint, starting_model
 
 CPU = torch.device("cpu")
 SHAPE = {
@@ -346,11 +346,3 @@ def test_training_probes_a_hub_model_first(adapting, trained, store, tmp_path):
     with pytest.raises(ModelError, match="not finite"):
         trained(store, run, 2)
     assert not store.checkpoints.exists()
-
-
-# ---------------------------------------------------------------- fp8
-
-
-def test_fp8_is_refused_on_a_device_without_it(tiny_run):
-    with pytest.raises(ModelError, match=r"tiny8.*cpu.*precision='bf16'"):
-        refuse_unfit(tiny_run("tiny8", Stage(CLM(), 12), precision="fp8"), CPU)

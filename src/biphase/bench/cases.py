@@ -26,8 +26,8 @@ PEER_ROWS = 12  # rows whose logits fit in memory for the Trainer at a vocabular
 
 # The workloads an option applies to; elsewhere it is refused, since ignoring it would measure something else.
 COUNTS_FOR = {
-    **dict.fromkeys(("objective", "ratio", "packing", "vocab", "length"), ("pretrain",)),
-    "rows": ("pretrain", "scale"),
+    **dict.fromkeys(("objective", "ratio", "packing", "vocab", "length"), ("pretrain", "job")),
+    "rows": ("pretrain", "job", "scale"),
 }
 
 
@@ -41,18 +41,34 @@ class DeviceDefaults:
     rows: int  # of a micro-batch; 0: chosen by training
     batch: int  # examples of a fine-tuning step
     steps: int
+    job_steps: int  # of `bench job`
     warm: int  # steps before the measured ones; includes one synchronization with the device
     precision: str
     peers: tuple[str, ...]
     passages: int
     scale: tuple[str, ...]  # sizes, the usual one first
+    small: tuple[
+        tuple[str, int, int, int], ...
+    ] = ()  # small studies: size, vocabulary, tokens of a row, rows
 
 
 DEFAULTS = {
     "cuda": DeviceDefaults(
-        "210m", 128_256, 2_048, 0, 32, 20, 5, "bf16", PEERS, 16_384, ("210m", "610m", "30m", "8m", "2m")
+        "210m",
+        128_256,
+        2_048,
+        0,
+        32,
+        20,
+        600,
+        5,
+        "bf16",
+        PEERS,
+        16_384,
+        ("210m", "610m", "30m", "8m", "2m"),
+        (("2m", 16_384, 256, 128), ("8m", 16_384, 256, 128), ("30m", 49_153, 512, 64)),
     ),
-    "cpu": DeviceDefaults("8m", 2_048, 128, 8, 8, 3, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
+    "cpu": DeviceDefaults("8m", 2_048, 128, 8, 8, 3, 12, 3, "fp32", ("trainer",), 32, ("2m", "8m", "1m")),
 }
 
 
@@ -64,7 +80,7 @@ def defaults_of(kind: str) -> DeviceDefaults:
 class BenchRequest:
     """The command's options. Empty, 0 and None: not given, so the default of the device."""
 
-    workload: str = "pretrain"  # or finetune, or scale
+    workload: str = "pretrain"  # or finetune, job, or scale
     size: str = ""
     objective: str | None = None
     ratio: float | None = None
@@ -92,9 +108,7 @@ class BenchRequest:
                 self.save and workload != "scale"
             ),
             "--save needs every size of scale; leave out --size": self.save and self.size,
-            "--precision fp8 is for pretraining; type bench pretrain --precision fp8": (
-                self.precision == "fp8" and workload == "finetune"
-            ),
+            "--profile is of single steps; type bench pretrain --profile": self.profile and workload == "job",
         }
         for name, workloads in COUNTS_FOR.items():
             value = getattr(self, name)
@@ -105,7 +119,7 @@ class BenchRequest:
                 raise SpecError(message)
 
     def peers(self, defaults: DeviceDefaults) -> tuple[str, ...]:
-        if NO_PEER in self.against or self.workload == "scale":
+        if NO_PEER in self.against or self.workload in ("scale", "job"):
             return ()
         return tuple(dict.fromkeys(self.against)) or defaults.peers
 
@@ -151,6 +165,18 @@ class PretrainCase(BenchCase):
     def title(self) -> str:
         objective = f"MLM {self.ratio:.0%}" if self.objective == "mlm" else "CLM"
         return f"{self.size} {objective}, {self.packing} of {self.length:,}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobCase(PretrainCase):
+    """Two training jobs of a study, the second the child of the first, as a worker computes them."""
+
+    kind = "job"
+    FACTS = (*PretrainCase.FACTS, "steps")
+
+    @property
+    def title(self) -> str:
+        return f"{super().title}, two jobs"
 
 
 @dataclass(frozen=True)
@@ -220,10 +246,11 @@ class CaseMaker:
         self.request, self.defaults = request, defaults_of(kind)
         self.rows = request.rows or self.defaults.rows or rows
         self.size = request.size or self.defaults.size
+        steps = self.defaults.job_steps if request.workload == "job" else self.defaults.steps
         self.common: dict[str, Any] = {
             "vocab": request.vocab or self.defaults.vocab,
             "precision": request.precision or self.defaults.precision,
-            "steps": request.steps or self.defaults.steps,
+            "steps": request.steps or steps,
             "warm": self.defaults.warm,
         }
 
@@ -231,6 +258,8 @@ class CaseMaker:
         match self.request.workload:
             case "pretrain":
                 return [self.pretrain(self.size)]
+            case "job":
+                return [JobCase(**vars(self.pretrain(self.size)))]
             case "finetune":
                 return [self.finetune(lengths, self.size) for lengths in LIKE]
             case _:
@@ -238,14 +267,15 @@ class CaseMaker:
 
     def pretrain(self, size: str, **other: Any) -> PretrainCase:
         request = self.request
-        values = {
+        values: dict[str, Any] = {
+            **self.common,
             "length": request.length or self.defaults.length,
             "objective": request.objective or "mlm",
             "ratio": request.ratio or 0.4,
             "packing": request.packing or "chunks",
             "rows": self.rows,
         }
-        return PretrainCase(size=size, **self.common, **(values | other))
+        return PretrainCase(size=size, **(values | other))
 
     def finetune(self, lengths: Lengths, size: str) -> FinetuneCase:
         return FinetuneCase(size=size, **self.common, lengths=lengths, batch=self.defaults.batch)
@@ -253,16 +283,21 @@ class CaseMaker:
     def scale(self) -> list[Case]:
         """The cases that characterize a device; together they cover each part of the cost of a step.
 
-        With --size, only those of that size; with fp8, pretraining only.
+        With --size, only those of that size.
         """
         sizes, only = self.defaults.scale, self.request.size
         usual, larger, *smaller = sizes
-        tuned = () if self.common["precision"] == "fp8" else (usual, smaller[0])
+        tuned = usual, smaller[0]
         cases: list[Case] = [
             self.pretrain(usual),
             self.pretrain(usual, objective="clm"),
             self.pretrain(usual, packing="rows"),
             *(self.pretrain(size) for size in (larger, *smaller)),
+            *(
+                self.pretrain(size, vocab=vocab, length=length, rows=rows, objective=objective)
+                for size, vocab, length, rows in self.defaults.small
+                for objective in ("mlm", "clm")
+            ),
             *(self.finetune(lengths, size) for size in tuned for lengths in LIKE),
             *(ScoreCase(size=size, **self.common, passages=self.defaults.passages) for size in tuned),
         ]
@@ -289,6 +324,7 @@ class Timing:
     peak_bytes: int | None = None  # None: not a GPU
     ready_seconds: float | None = None  # until the third step is done, with compilation
     path: str = ""  # how it was computed
+    details: dict[str, float] = field(default_factory=dict)  # more measurements, by what they are
     failed: str = ""
 
     @property
@@ -397,6 +433,7 @@ def table(compared: list[Compared]) -> str:
             cells = ["" if timing.failed else detail(timing) for timing in result.sides.values()]
             if any(cells):
                 rows.append([name, "", *cells, *([""] if peers else [])])
+        rows += [[f"  {what}", "", short(value)] for what, value in result.sides[OURS].details.items()]
         notes += [
             f"{NAMES[side]}, {case.title}: {timing.failed}"
             for side, timing in result.sides.items()

@@ -43,15 +43,16 @@ from biphase.bench.cases import (
     CaseMaker,
     Compared,
     FinetuneCase,
+    JobCase,
     PretrainCase,
     Report,
     Timing,
     defaults_of,
     save,
 )
+from biphase.bench.job import measure_job
 from biphase.bench.measure import CONTEXT, MASK, RATE, TUNING_RATE, Dataset, StepClock
 from biphase.errors import TrainingError
-from biphase.fast.trunk import fp8_refusal
 from biphase.models.backbone import config_fields
 from biphase.models.encoder import TextHead, TokenHead, initialise
 from biphase.objectives import IGNORE
@@ -238,8 +239,6 @@ def run(
     length = request.length or defaults_of(device.type).length
     maker = CaseMaker(request, device.type, micro_rows(distributed.memory_of(device), MANY_ROWS, length))
     peers, precision = request.peers(maker.defaults), maker.common["precision"]
-    if precision == "fp8" and (why := fp8_refusal(device)):
-        raise TrainingError(f"--precision fp8 cannot be had ({why}); type --precision bf16")
     if peers and find_spec("accelerate") is None:
         raise TrainingError(
             "transformers' Trainer needs the package accelerate; type pip install accelerate, or --against none"
@@ -267,6 +266,8 @@ def _ours(case: Case, device: torch.device, request: BenchRequest, report: Repor
     """Measure a case on our side, with a profile if requested."""
     profile = partial(report.profiles.__setitem__, case.title) if request.profile else None
     match case:
+        case JobCase():
+            return measure_job(case)
         case PretrainCase():
             return measure.measure_pretraining(case, device, profile=profile)
         case FinetuneCase():

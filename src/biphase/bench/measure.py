@@ -258,11 +258,15 @@ def sample_ids(lengths: Lengths, count: int, vocab: int) -> list[np.ndarray]:
     ]
 
 
-def tokenization_of(vocab: int, length: int) -> Tokenization:
-    """A tokenization in which texts are numbers separated by spaces, and each number is its own token."""
+def numbers_tokenizer(vocab: int) -> Tokenizer:
+    """A tokenizer of texts of numbers separated by spaces, in which each number is its own token."""
     numbers = Tokenizer(WordLevel({str(number): number for number in range(vocab)}, unk_token=str(PAD)))
     numbers.pre_tokenizer = WhitespaceSplit()
-    return Tokenization(numbers, (), (END,), length, "numbers")
+    return numbers
+
+
+def tokenization_of(vocab: int, length: int) -> Tokenization:
+    return Tokenization(numbers_tokenizer(vocab), (), (END,), length, "numbers")
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def doctor(store_folder: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -
 
 @app.command()
 def bench(
-    subject: Literal["pretrain", "finetune", "scale"] | None = Argument(
+    subject: Literal["pretrain", "finetune", "job", "scale"] | None = Argument(
         None, help="what to measure; default: pretrain, or scale with --save", show_default=False
     ),
     store_folder: StoreFolder = DEFAULT_STORE,
@@ -84,9 +84,7 @@ def bench(
     against: list[str] | None = Option(
         None, help="trainer, trainer-compiled or none; may be repeated [default: both on a GPU]"
     ),
-    precision: Literal["bf16", "fp32", "fp8"] | None = Option(
-        None, help="default: bf16 on a GPU, fp32 on a CPU"
-    ),
+    precision: Literal["bf16", "fp32"] | None = Option(None, help="default: bf16 on a GPU, fp32 on a CPU"),
     profile: bool = Option(False, "--profile", help="show where the time of a step goes"),
     save: bool = Option(False, "--save", help="keep the measurements of scale in STORE/devices, for `plan`"),
     as_json: AsJson = False,

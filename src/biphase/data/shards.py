@@ -229,3 +229,12 @@ class Writer:
         self._file.close()
         if not self.filled and self.finished:
             self._path(len(self.finished)).unlink()
+        else:
+            self.finished.append(self._entry(len(self.finished)))
+
+    @property
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """The manifest entries of the finished files, which were hashed and synced as they were written."""
+        return {
+            entry["name"]: {"bytes": entry["bytes"], "sha256": entry["sha256"]} for entry in self.finished
+        }

@@ -89,9 +89,10 @@ def tokenize(
         store.refuse_debris(folder)  # before the work rather than after it
         attempt = Attempt(corpus, store, key, lost)
         try:
-            _Tokenization(corpus, store, hashes, attempt, report, processes, shard_tokens).run()
+            work = _Tokenization(corpus, store, hashes, attempt, report, processes, shard_tokens)
+            work.run()
             attempt.check_ours()
-            publish(attempt.build, folder)
+            publish(attempt.build, folder, work.splits.train.entries | work.splits.heldout.entries)
         except Exception as wrong:
             if not attempt.taken_over:
                 raise

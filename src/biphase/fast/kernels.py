@@ -270,31 +270,6 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
     return losses
 
 
-@triton.jit
-def _to_fp8(x, fp8, scale, count, most, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + at, at < count, 0.0).to(tl.float32) / tl.load(scale)
-    tl.store(fp8 + at, tl.minimum(tl.maximum(value, -most), most).to(fp8.dtype.element_ty), at < count)
-
-
-def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    most, x = torch.finfo(dtype).max, x.contiguous()
-    if not x.numel():
-        return x.to(dtype), torch.ones((), device=x.device)
-    scale = (torch.linalg.vector_norm(x, torch.inf).float() / most).clamp(min=1e-12)
-    fp8 = torch.empty_like(x, dtype=dtype)
-    _to_fp8[(triton.cdiv(x.numel(), 4096),)](x, fp8, scale, x.numel(), most, BLOCK=4096, num_warps=8)
-    return fp8, scale
-
-
-def fp8_product(left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, dtype: torch.dtype) -> Tensor:
-    if not len(left):
-        return left.new_zeros(0, len(right), dtype=dtype)
-    return torch._scaled_mm(
-        left, right.T, scale_a=by_left, scale_b=by_right, out_dtype=dtype, use_fast_accum=True
-    )
-
-
 # ---------------------------------------------------------------- adamw
 # One AdamW step in one pass over memory: clipping, both moments, the weight, and its 16-bit copy.
 

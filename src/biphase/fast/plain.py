@@ -94,17 +94,3 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
     if logits.data_ptr() != error.data_ptr():
         logits.copy_(error)
     return losses
-
-
-def to_fp8(x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Convert a tensor to fp8, scaled so that its largest magnitude is the largest fp8 value; return both."""
-    most = torch.finfo(dtype).max
-    if not x.numel():
-        return x.to(dtype), torch.ones((), device=x.device)
-    scale = (x.abs().amax().float() / most).clamp(min=1e-12)
-    return (x.float() / scale).clamp(-most, most).to(dtype), scale
-
-
-def fp8_product(left: Tensor, right: Tensor, by_left: Tensor, by_right: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return left·rightᵀ of two fp8 tensors, each multiplied by its scale."""
-    return ((left.float() * by_left) @ (right.float() * by_right).T).to(dtype)

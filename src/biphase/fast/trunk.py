@@ -13,11 +13,6 @@ copies; their gradients are written directly.
 are in 16 bits with sums in fp32. A gradient is accumulated inside the matmul in the precision of the weights, so it is
 never rounded to 16 bits and needs no second pass.
 
-`JoinedFp8` runs the forward matmul and the gradient of the input in fp8. Each tensor is scaled as a whole so that its
-largest magnitude is the largest fp8 value; the scale is measured every time, so a checkpoint has no fp8 state.
-Activations and weights are e4m3, gradients e5m2. The gradient of a weight stays in 16 bits, where its sums over all
-tokens would suffer most from fp8.
-
 `cross_entropy_sum` is the loss over the labelled positions, computed in slices so that the full logits never exist in
 memory. With a vocabulary of 128k the head is 39% of a 210M model's FLOPs and its logits are the largest tensor of the
 step. The head therefore runs on labelled positions only, one slice of rows at a time, and the gradients of a slice are
@@ -139,59 +134,15 @@ class Joined:
         )
 
 
-# ---------------------------------------------------------------- fp8
-
-
-NEAR, FAR = torch.float8_e4m3fn, torch.float8_e5m2
-
-
-def fp8_refusal(device: torch.device) -> str:
-    """Return why fp8 matmuls are not supported on `device`; "" if they are."""
-    lacks = fast.lacking(device)
-    if not lacks and torch.cuda.get_device_capability(device) < (8, 9):
-        return "this GPU has no units for it"
-    return lacks
-
-
-class JoinedFp8(Joined):
-    """`Joined` with fp8 matmuls.
-
-    It keeps an fp8 copy and a transposed fp8 copy besides the 16-bit one, since fp8 matmuls need row-major operands.
-    """
-
-    def __init__(self, *weights: nn.Parameter, dtype: torch.dtype, ops: Any) -> None:
-        super().__init__(*weights, dtype=dtype)
-        self.ops = ops
-        shape = self.copy.shape
-        self.forth = torch.empty(shape, dtype=NEAR, device=self.copy.device)
-        self.transposed = torch.empty(shape[::-1], dtype=NEAR, device=self.copy.device)
-        self.scale = torch.ones((), dtype=torch.float32, device=self.copy.device)
-
-    def derive(self) -> None:
-        fp8, scale = self.ops.to_fp8(self.copy, NEAR)
-        self.forth.copy_(fp8)
-        self.transposed.copy_(fp8.T)
-        self.scale.copy_(scale)
-
-    def project(self, x: Tensor) -> Tensor:
-        fp8, scale = self.ops.to_fp8(x, NEAR)
-        return self.ops.fp8_product(fp8, self.forth, scale, self.scale, x.dtype)
-
-    def back(self, grad: Tensor) -> Tensor:
-        fp8, scale = self.ops.to_fp8(grad, FAR)
-        return self.ops.fp8_product(fp8, self.transposed, scale, self.scale, grad.dtype)
-
-
 # ---------------------------------------------------------------- trunk
 
 
 FAMILIES = ("EuroBertModel", "LlamaModel")
-FP8_MULTIPLE = 16  # fp8 matmuls need sides that are multiples of this
 ROTATIONS = ("default", "linear", "llama3")  # rope types whose angles depend on the position alone
 
 
-def refusal(trunk: Any, *, in_fp8: bool = False) -> str:
-    """Return why a backbone is not supported by `FusedTrunk`, with `in_fp8` also in fp8; "" if it is."""
+def refusal(trunk: Any) -> str:
+    """Return why a backbone is not supported by `FusedTrunk`; "" if it is."""
     name, config = type(trunk).__name__, trunk.config
     if name not in FAMILIES:
         return f"{name} is not one of {', '.join(FAMILIES)}"
@@ -209,16 +160,14 @@ def refusal(trunk: Any, *, in_fp8: bool = False) -> str:
     width = trunk.layers[0].self_attn.head_dim
     if not supported_head_width(width):
         return f"its heads are {width} wide"
-    if in_fp8 and any(side % FP8_MULTIPLE for module in linear for side in module.weight.shape):
-        return f"its matrices have sides that are no multiples of {FP8_MULTIPLE}"
     return ""
 
 
 class TrunkBlock:
     """The weights of one block."""
 
-    def __init__(self, block: Any, joined: Callable[..., Joined]) -> None:
-        attention, mlp = block.self_attn, block.mlp
+    def __init__(self, block: Any, dtype: torch.dtype) -> None:
+        attention, mlp, joined = block.self_attn, block.mlp, partial(Joined, dtype=dtype)
         self.qkv = joined(attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight)
         self.out = joined(attention.o_proj.weight)
         self.gate_up = joined(mlp.gate_proj.weight, mlp.up_proj.weight)
@@ -322,15 +271,11 @@ class _LastNorm(torch.autograd.Function):
 class FusedTrunk:
     """Computes a transformers backbone with our kernels: (B, T) ids → (B, T, d). Holds only copies of its weights."""
 
-    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16, *, in_fp8: bool = False) -> None:
+    def __init__(self, trunk: Any, dtype: torch.dtype = torch.bfloat16) -> None:
         self.trunk, self.dtype = trunk, dtype
         self.device = trunk.embed_tokens.weight.device
         self.ops = fast.of(self.device)
-        joined: Any = partial(JoinedFp8, ops=self.ops) if in_fp8 else Joined
-        self.blocks = [TrunkBlock(block, partial(joined, dtype=dtype)) for block in trunk.layers]
-        self.in_fp8 = [
-            matrix for block in self.blocks for matrix in block.matrices if isinstance(matrix, JoinedFp8)
-        ]
+        self.blocks = [TrunkBlock(block, dtype) for block in trunk.layers]
         self.weight_copies: list[Tensor] = []
         self.weights: list[Tensor] = []
         self.tables: tuple[Tensor, Tensor]
@@ -361,16 +306,13 @@ class FusedTrunk:
         with torch.no_grad():
             if self.weight_copies and not copied:
                 torch._foreach_copy_(self.weight_copies, self.weights)
-            for matrix in self.in_fp8:
-                matrix.derive()
             if not self.seen or self.seen[-1] != self._versions()[-1]:
                 self.tables = self._rotations()
         self.seen = self._versions()
 
     def _versions(self) -> tuple[int, ...]:
         turned = next(iter(self.trunk.rotary_emb.buffers()))
-        read = (weight for matrix in self.in_fp8 for weight in matrix.weights)
-        return tuple(tensor._version for tensor in (*self.weights, *read, turned))
+        return tuple(tensor._version for tensor in (*self.weights, turned))
 
     def _rotations(self) -> tuple[Tensor, Tensor]:
         longest = torch.arange(self.trunk.config.max_position_embeddings, device=self.device)[None]

@@ -116,6 +116,10 @@ TEMPERATURE = 0.05
 LISTED = 10  # retrieved documents that are saved per query
 
 Metrics = dict[str, float]
+Lexical = (
+    tuple[str, dict[Any, Metrics]] | None
+)  # description and scores of a method that counts words, if there is one
+Recall = Callable[[Callable[[], Lexical]], Lexical]  # returns what it computed before, or computes it
 
 
 @dataclass(frozen=True)
@@ -148,13 +152,21 @@ class FamilyTrainer(ABC):
     inputs: tuple[Ragged, ...]  # texts of the training examples: one per example, or one per side of a pair
     targets: np.ndarray | Ragged  # of the training examples: one per text, or one per token
 
-    def __init__(self, task: Task, examples: Examples, tokenization: Tokenization, *, protocol: str) -> None:
+    def __init__(
+        self,
+        task: Task,
+        examples: Examples,
+        tokenization: Tokenization,
+        *,
+        protocol: str,
+        recall: Recall = lambda compute: compute(),
+    ) -> None:
         self.task, self.form, self.paper = task, task.form, protocol == "paper"
         # By split: the row number of each example in its files, or its id where the data has one.
         self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
         self.encode(examples, tokenization)
         self.size = len(self.inputs[0])  # examples per epoch
-        self.by_words = self.lexical(examples)  # here, since the texts are not kept
+        self.by_words = recall(lambda: self.lexical(examples))  # here, since the texts are not kept
 
     @abstractmethod
     def encode(self, examples: Examples, tokenization: Tokenization) -> None:
@@ -225,7 +237,7 @@ class FamilyTrainer(ABC):
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
         """Return the scores of answers that read no text: description → split → metrics."""
 
-    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+    def lexical(self, examples: Examples) -> Lexical:
         """Return the description and the scores of a method that counts words; None if there is none."""
         return None
 
@@ -264,7 +276,7 @@ class TextClassification(FamilyTrainer):
         baselines = {f"majority class: {self.form.labels[number]}": always, "chance": by_chance}
         return {what: {part: score(self.labels[part]) for part in PARTS} for what, score in baselines.items()}
 
-    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+    def lexical(self, examples: Examples) -> Lexical:
         texts = {part: [row.text for row in rows] for part, rows in examples.parts.items()}
         found = tfidf_labels(texts["train"], self.labels["train"].tolist(), *(texts[part] for part in PARTS))
         if found is None:
@@ -317,7 +329,7 @@ class TokenClassification(FamilyTrainer):
         scores = {part: self._compare(always[part], part).metrics for part in PARTS}
         return {f"majority tag: {self.form.labels[tag]}": scores}
 
-    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+    def lexical(self, examples: Examples) -> Lexical:
         if not examples.train:
             return None
         words = {
@@ -478,7 +490,7 @@ class Retrieval(FamilyTrainer):
         }
         return {"random order": expected}
 
-    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+    def lexical(self, examples: Examples) -> Lexical:
         rows = examples.parts
         queries = [query for part in PARTS for query in rows[part].queries]
         ranked = bm25_rankings(rows["test"].library.texts, queries, kept=KEPT)
@@ -522,6 +534,13 @@ if missing := FAMILY_OF.keys() - CLASSES.keys():
     raise NotImplementedError(f"finetune.families has no class for {missing} of specs.tasks.FAMILIES")
 
 
-def family_of(task: Task, examples: Examples, tokenization: Tokenization, *, protocol: str) -> FamilyTrainer:
+def family_of(
+    task: Task,
+    examples: Examples,
+    tokenization: Tokenization,
+    *,
+    protocol: str,
+    recall: Recall = lambda compute: compute(),
+) -> FamilyTrainer:
     """Make the family of a task: its dataset in a model's tokens."""
-    return CLASSES[type(task.form)](task, examples, tokenization, protocol=protocol)
+    return CLASSES[type(task.form)](task, examples, tokenization, protocol=protocol, recall=recall)

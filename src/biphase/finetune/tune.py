@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,7 +24,7 @@ from safetensors.numpy import save_file
 
 from biphase.attention import varlen_works
 from biphase.finetune.encoder import EncoderUnderTest, TaskModel, TuningOptions
-from biphase.finetune.families import PARTS, FamilyTrainer, Part, PartScores, as_text, family_of
+from biphase.finetune.families import PARTS, FamilyTrainer, Lexical, Part, PartScores, as_text, family_of
 from biphase.finetune.trial import Checkpoints, FineTuner, TrainingSummary, score
 from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.records import encode
@@ -66,7 +67,8 @@ class TunedModel:
 class Tuner:
     """Fine-tunes models as `spec` says.
 
-    `load_encoder` loads a model by its key; `check` is called after a task's files were read. `live` shows progress.
+    `load_encoder` loads a model by its key; `check` is called after a task's files were read, `recall` for its lexical
+    baseline. `live` shows progress.
     """
 
     def __init__(
@@ -76,11 +78,12 @@ class Tuner:
         load_encoder: Callable[[str], EncoderUnderTest],
         *,
         check: Callable[[Task], None] = lambda task: None,
+        recall: Callable[[Task, Callable[[], Lexical]], Lexical] = lambda task, compute: compute(),
         stop: Callable[[], bool] = lambda: False,
         live: Callable[[str], None] = lambda text: None,
     ) -> None:
         self.spec, self.device, self.load_encoder = spec, device, load_encoder
-        self.check, self.stop, self.live = check, stop, live
+        self.check, self.recall, self.stop, self.live = check, recall, stop, live
         self.lost: Callable[[], bool] = lambda: False  # whether another worker took the fine-tuning over
         self.unsaved = 0.0  # seconds of work that the last stop lost
         self.shown = 0.0  # when progress was last shown
@@ -198,7 +201,10 @@ class Tuner:
             self.live(f"reading {task.name}")
             examples = load(task, documents=self.spec.documents)
             self.check(task)
-            self.families[key] = family_of(task, examples, tokenization, protocol=self.spec.protocol)
+            recall = partial(self.recall, task)
+            self.families[key] = family_of(
+                task, examples, tokenization, protocol=self.spec.protocol, recall=recall
+            )
         return self.families[key]
 
 

@@ -350,18 +350,13 @@ class LanguageModel(nn.Module):
     ) -> str:
         """Choose the compute path on `device`, after the weights were moved there, and return its name.
 
-        "fused" (our kernels) on a GPU in bf16 or fp8 if the family is supported; else "compiled" on a GPU; else
+        "fused" (our kernels) on a GPU in bf16 if the family is supported; else "compiled" on a GPU; else
         "plain". `compiled` forces or forbids torch.compile. Weights that are sharded (`cut`) and activation
         checkpointing (`recompute`) exclude "fused".
         """
         self.head_copy = None
-        in_fp8 = precision == "fp8"  # supported by the fused path only
-        if in_fp8 and (cut or recompute):
-            raise ModelError(
-                f"precision='fp8' cannot be had with --{'shard' if cut else 'recompute'}; leave that out, or say precision='bf16'"
-            )
         suits = not (cut or recompute or compiled)
-        if (in_fp8 or suits) and self.encoder.prepare(device, precision) == "fused":
+        if suits and self.encoder.prepare(device, precision) == "fused":
             fused = self.encoder.fused
             assert fused is not None
             weight = self.model.get_output_embeddings().weight

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from biphase import fast
 from biphase.attention import CURRENT_PATTERN, NAME, AttentionPattern, CurrentPattern, segment_mask
 from biphase.errors import ModelError, one_line
-from biphase.fast.trunk import FusedTrunk, fp8_refusal, refusal
+from biphase.fast.trunk import FusedTrunk, refusal
 from biphase.models import hub as hub_models
 from biphase.objectives import in_one_buffer, views_of
 from biphase.specs import Hub
@@ -226,14 +226,9 @@ class Encoder(nn.Module):
 
     def prepare(self, device: torch.device, precision: str) -> str:
         """Choose the compute path after the weights were moved to `device`: "fused", or "plain" (transformers')."""
-        in_fp8 = precision == "fp8"
-        why = refusal(self.trunk, in_fp8=in_fp8) or fast.lacking(device)
-        if in_fp8:
-            why = why or fp8_refusal(device)
-            if why:
-                raise ModelError(f"precision='fp8' cannot be had ({why}); say precision='bf16'")
-        suits = not why and precision in ("bf16", "pure-bf16", "fp8")
-        self.fused = FusedTrunk(self.trunk, in_fp8=in_fp8) if suits else None
+        why = refusal(self.trunk) or fast.lacking(device)
+        suits = not why and precision in ("bf16", "pure-bf16")
+        self.fused = FusedTrunk(self.trunk) if suits else None
         return "fused" if suits else "plain"
 
     @property

@@ -45,7 +45,7 @@ class Size:
     heads: int
     kv_heads: int
     ffn: int
-    precision: Literal["fp32", "bf16", "fp8"] = "bf16"  # the default for its runs
+    precision: Literal["fp32", "bf16"] = "bf16"  # the default for its runs
     rope_base: float = 10_000.0
     norm_eps: float = 1e-5
     init_std: float = 0.02

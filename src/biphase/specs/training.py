@@ -130,7 +130,7 @@ class Pretrain:
     optimizer: AdamW = INHERIT
     batch_tokens: int = INHERIT
     packing: Chunks | Rows = INHERIT
-    precision: Literal["fp32", "bf16", "fp8"] = INHERIT
+    precision: Literal["fp32", "bf16"] = INHERIT
     seed: int = INHERIT
     adapter: LoRA | None = INHERIT
     freeze: Literal["nothing", "embeddings"] = INHERIT

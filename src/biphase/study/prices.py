@@ -4,11 +4,11 @@
 if it was not measured, training jobs by their FLOPs at a share of its peak. `elapsed` simulates the plan on several
 workers. Plain arithmetic throughout.
 
-    training job   steps × seconds per step, and the held-out evaluations
+    training job   steps × seconds per step, the held-out evaluations, and a fixed cost to save and to begin the next
     fine-tuning    steps × seconds per step, scoring, and a fixed cost to start one and publish its scores
+    worker         its start, and what its first fine-tuning prepares; part of the elapsed time only
 
-Not counted: tokenizing, downloads, loading and compiling a model, checkpoints, and waiting for other processes. What
-has no price is left out and named in `notes`: a precision that was not measured, a model of unknown shape, a dataset of
+Not counted: tokenizing a corpus, downloads, compiling a model, and waiting for other processes. What has no price is left out and named in `notes`: a precision that was not measured, a model of unknown shape, a dataset of
 unknown text lengths.
 """
 
@@ -54,6 +54,14 @@ from biphase.text import counted
 EFFICIENCY = 0.4  # share of a device's peak assumed where nothing was measured
 LONG = 24.0  # hours on a CPU above which a GPU is suggested
 DOUBTFUL = 0.15  # if a fit is off by more than this, other work probably ran during the measurement
+# Fixed costs, measured on an H200 and its host: docs/performance.md.
+JOB_SECONDS = 0.5  # from the last step of a training job to the first of the next, besides held-out losses
+SAVED_BYTES = (
+    12,
+    5e8,
+)  # per parameter: weights and optimizer state in fp32; and how many are written and hashed a second
+START_SECONDS = 18.0  # of a worker: imports, and kernels for its first step
+FIRST_TUNING_SECONDS = 40.0  # of a worker's first fine-tuning: imports, reading and tokenizing tasks, kernels
 TRIAL_SECONDS = 0.3  # to restore weights, initialize a head, and publish scores
 UNKNOWN_VOCAB = 2**17  # assumed where a vocabulary is unknown; its exact size hardly matters if it is large
 
@@ -99,7 +107,8 @@ class Bill:
         jobs = {key: self.jobs[key] / self.rate for key in left if key in self.jobs}
         if len(jobs) < len(left) or not (jobs or self.left):
             return None
-        return elapsed(plan, jobs, self.tunings, self.left, self.workers)
+        fixed = (START_SECONDS, FIRST_TUNING_SECONDS) if self.machine else (0.0, 0.0)
+        return elapsed(plan, jobs, self.tunings, self.left, self.workers, *fixed)
 
     def prices_json(self, left: Collection[str]) -> dict[str, Any] | None:
         """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
@@ -255,7 +264,9 @@ class _Pricing:
             self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
         share, causal = run.labelled_share(job.first, job.step), job.objective.causal
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
-        return job.steps * step + self._heldout(job, shape, speeds)
+        each, a_second = SAVED_BYTES
+        saving = JOB_SECONDS + each * shape.parameters / a_second
+        return job.steps * step + self._heldout(job, shape, speeds) + saving
 
     def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds) -> float:
         run, every = job.run, job.run.heldout_every
@@ -409,6 +420,8 @@ def elapsed(
     tunings: Mapping[Grid, float],
     counts: Mapping[Grid, int],
     workers: int,
+    start: float = 0.0,
+    first_tuning: float = 0.0,
 ) -> Elapsed:
     """Simulate how long a plan takes on several workers, each with one device and one job at a time.
 
@@ -417,7 +430,7 @@ def elapsed(
     a plan takes at least as long as its longest chain of dependent jobs.
 
     `jobs`: seconds of each training job to run; `tunings`: seconds of one fine-tuning of each grid; `counts`: how
-    many fine-tunings of each grid to run.
+    many fine-tunings of each grid to run; `start` and `first_tuning`: seconds that each worker takes besides, once.
     """
     grids: dict[str, list[tuple[float, int]]] = {}  # by model: seconds of one fine-tuning, and how many
     for grid, seconds in tunings.items():
@@ -432,12 +445,18 @@ def elapsed(
         ends[model] = trained.get(model, 0.0) + longest
     last = max(ends, key=lambda model: ends[model], default="")
     names = ", ".join(name for name, key in plan.results.items() if key == last)
-    return Elapsed(workers, _simulated(plan, jobs, grids, workers), ends.get(last, 0.0), names)
+    seconds = _simulated(plan, jobs, grids, workers, first_tuning)
+    return Elapsed(workers, seconds + (start if ends else 0.0), ends.get(last, 0.0), names)
 
 
 def _simulated(
-    plan: Plan, jobs: Mapping[str, float], grids: Mapping[str, list[tuple[float, int]]], workers: int
+    plan: Plan,
+    jobs: Mapping[str, float],
+    grids: Mapping[str, list[tuple[float, int]]],
+    workers: int,
+    first_tuning: float,
 ) -> float:
+    prepared = 0  # workers that have fine-tuned
     order = {key: number for number, key in enumerate(plan.jobs)}
     below: dict[str | None, list[str]] = {}
     for key in jobs:
@@ -451,7 +470,9 @@ def _simulated(
         while len(running) < workers and (tunable or trainable):
             if tunable:
                 seconds, left = tunable.popleft()
-                heapq.heappush(running, (now + seconds, ""))
+                prepares = sum(not key for _, key in running) == prepared  # all who have are at work
+                prepared += prepares
+                heapq.heappush(running, (now + seconds + first_tuning * prepares, ""))
                 if left > 1:
                     tunable.appendleft((seconds, left - 1))
             else:

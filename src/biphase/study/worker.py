@@ -30,15 +30,16 @@ from biphase.data.shards import Shards
 from biphase.data.tokenize import TakenOver, tokenize
 from biphase.errors import ClusterError, DataError, ModelError, SpecError, StoreError, one_line
 from biphase.finetune.encoder import EncoderUnderTest, encoder_of
-from biphase.finetune.families import PartScores
+from biphase.finetune.families import Lexical, PartScores
 from biphase.finetune.trial import Checkpoints
 from biphase.finetune.tune import Stopped, TunedModel, Tuner, publish_trial
 from biphase.keys import Identities
 from biphase.leases import Lease, Leases, end_with_parent
 from biphase.presets import corpus_of
 from biphase.progress import Live
+from biphase.records import content_key
 from biphase.specs import Pretrain, Task
-from biphase.store import Store
+from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
@@ -321,7 +322,7 @@ class Worker:
         live, self.live_model = self.live_model, None
         try:
             if not self.store.has(self.store.shards / self.identities.data(job.run)):
-                refuse_unfit(job.run, self.ranks.device)  # fail before hours of tokenizing
+                refuse_unfit(job.run)  # fail before hours of tokenizing
             shards = self.shards.together(job.run)
             self.live(f"{title}   reading the model")
             pretraining = Pretraining(
@@ -430,6 +431,7 @@ class ShardMaker:
     stop: Callable[[], bool]
     say: Callable[[str], None]
     live: Callable[[str], None]
+    opened: dict[Path, Shards] = field(default_factory=dict)  # verified by `together` in this process
 
     def alone(self, run: Pretrain) -> Shards:
         """Return a run's shards, made by this process if missing; fine-tuning processes call it independently."""
@@ -438,12 +440,14 @@ class ShardMaker:
         return Shards.open(folder)
 
     def together(self, run: Pretrain) -> Shards:
-        """Return a run's shards for training by all ranks together, after checking every token file.
+        """Return a run's shards for training by all ranks together, after checking every token file, once.
 
         Training would not notice a flipped bit. A file whose size and time have not changed since it was last verified
         is not read again: with a large corpus, every start would take minutes.
         """
         folder = self.store.shards / self.identities.data(run)
+        if folder in self.opened:
+            return self.opened[folder]
         stopped = False
         try:
             self._make(run, folder)
@@ -455,6 +459,7 @@ class ShardMaker:
         self.live(f"reading the tokens of {corpus_of(run).name}")
         shards = Shards.open(folder)
         shards.check_tokens(HashMemory(self.store))
+        self.opened[folder] = shards
         return shards
 
     def _make(self, run: Pretrain, folder: Path) -> None:
@@ -498,8 +503,9 @@ class PlanTuner(Tuner):
     ) -> None:
         assert plan.study.finetune is not None
         super().__init__(
-            plan.study.finetune, ranks.device, self._encoder, check=self._check, stop=options.stop, live=live
-        )
+            plan.study.finetune, ranks.device, self._encoder, check=self._check, recall=self._recall,
+            stop=options.stop, live=live,
+        )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
@@ -540,6 +546,19 @@ class PlanTuner(Tuner):
 
     def _check(self, task: Task) -> None:
         refuse_changed(task, self.plan.tasks[task.name], self.store)
+
+    def _recall(self, task: Task, compute: Callable[[], Lexical]) -> Lexical:
+        """Return a dataset's lexical baseline, kept in the store: it takes seconds to a minute, in every worker."""
+        asked = {"task": self.plan.tasks[task.name], "documents": self.spec.documents}
+        folder = self.store.root / "baselines"
+        path = folder / f"{content_key(asked | {'protocol': self.spec.protocol})}.json"
+        with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):  # absent or damaged
+            kept = read_checked(path)["lexical"]
+            return None if kept is None else (str(kept[0]), dict(kept[1]))
+        found = compute()
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(path, with_checksum({"lexical": found}))
+        return found
 
 
 # ---------------------------------------------------------------- from a verb to a worker

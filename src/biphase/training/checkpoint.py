@@ -16,7 +16,8 @@ removed (`prune`), unless a plan of the store needs them or an unfinished traini
 
 `Saver` writes a checkpoint in the background:
 
-    begin    each process copies what it has to write to the host, and a thread writes and hashes it
+    begin    each process copies what it has to write to the host, and threads write and hash it
+    complete at the end of a training job: give the record, which includes the held-out losses measured meanwhile
     settle   after each step: once all processes have written, the first one publishes; if one failed, all stop
     finish   wait for that: before the next checkpoint, at the end of a training job, before a clean stop
 
@@ -27,10 +28,10 @@ it, so a killed process leaves no partial checkpoint.
 from __future__ import annotations
 
 import contextlib
-import json
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -210,8 +211,8 @@ class CheckpointRecord:
     """The contents of checkpoint.json and metrics.jsonl, with the checkpoint's key."""
 
     key: str
-    about: dict[str, Any]
-    metrics: list[dict[str, Any]]
+    about: dict[str, Any] = field(default_factory=dict)  # empty: not known yet, see `complete`
+    metrics: str = ""
 
 
 @dataclass
@@ -272,13 +273,19 @@ class Saver:
             raise
         self.unpublished = now  # set last, so that a checkpoint whose writing never began cannot be published
 
+    def complete(self, record: CheckpointRecord) -> None:
+        """Give the record of a checkpoint that was begun without, and publish it."""
+        if self.unpublished is not None:
+            self.unpublished.record = record
+        self.finish()
+
     def settle(self) -> None:
-        """Publish the checkpoint if all processes have written it; raise if one failed.
+        """Publish the checkpoint if its record is known and all processes have written it; raise if one failed.
 
         Every process must call this at the same step.
         """
         now = self.unpublished
-        if now is None:
+        if now is None or not now.record.about:
             return
         ended = now.thread is None or not now.thread.is_alive()
         written, failed = self.ranks.sum(ended and now.error is None, ended and now.error is not None)
@@ -322,7 +329,8 @@ class Saver:
         With several processes or a lost lease it is discarded, since processes are no longer in step.
         """
         with contextlib.suppress(Exception):
-            self.abandon() if self.ranks.world > 1 or lost else self.finish()
+            unknown = self.unpublished is not None and not self.unpublished.record.about
+            self.abandon() if self.ranks.world > 1 or lost or unknown else self.finish()
 
     # ------------------------------------------------------------ parts
 
@@ -339,7 +347,9 @@ class Saver:
                 for path in parts:
                     path.unlink()
                     del entries[path.name]
-            _refuse_part(now.folder, entries)
+            (now.folder / "metrics.jsonl").write_text(now.record.metrics)
+            write_json(now.folder / "checkpoint.json", {"key": now.record.key, **now.record.about})
+            _refuse_part(entries)
             if publish(now.folder, self.store.checkpoints / now.record.key, entries):
                 self.published = now.record.key
         finally:
@@ -347,17 +357,17 @@ class Saver:
         now.then()
 
     def _write(self, now: _Unpublished, copied: dict[str, dict[str, RowRange]]) -> None:
-        folder, record = now.folder, now.record
+        folder = now.folder
+
+        def write(kind: str, rows: dict[str, RowRange]) -> dict[str, Any]:
+            if self.sharded is None:
+                return {f"{kind}.safetensors": write_whole(folder / f"{kind}.safetensors", rows)}
+            return write_part(folder, kind, self.ranks.rank, self.sharded.group, rows)
+
         try:
-            for kind, rows in copied.items():
-                if self.sharded is None:
-                    now.entries[f"{kind}.safetensors"] = write_whole(folder / f"{kind}.safetensors", rows)
-                else:
-                    now.entries |= write_part(folder, kind, self.ranks.rank, self.sharded.group, rows)
-            if self.ranks.first:
-                lines = "".join(json.dumps(line) + "\n" for line in record.metrics)
-                (folder / "metrics.jsonl").write_text(lines)
-                write_json(folder / "checkpoint.json", {"key": record.key, **record.about})
+            with ThreadPoolExecutor(len(copied)) as pool:  # hashing releases the GIL
+                for entries in pool.map(write, copied, copied.values()):
+                    now.entries |= entries
         except BaseException as wrong:
             now.error = wrong
 
@@ -396,10 +406,9 @@ class Saver:
         return weights, learned
 
 
-def _refuse_part(folder: Path, entries: Mapping[str, Any]) -> None:
-    """Raise StoreError if a checkpoint lacks its tensors or its metadata files."""
+def _refuse_part(entries: Mapping[str, Any]) -> None:
+    """Raise StoreError if a checkpoint lacks tensors."""
     lacking = [kind for kind in SAVED_KINDS if not any(name.startswith(kind) for name in entries)]
-    lacking += [name for name in ("checkpoint.json", "metrics.jsonl") if not (folder / name).is_file()]
     if lacking:
         raise StoreError(f"a checkpoint has no {', '.join(lacking)}; it was not published, run again")
 

@@ -154,7 +154,7 @@ def autocast(device: torch.device, precision: str) -> contextlib.AbstractContext
     match precision:
         case "fp32":
             return contextlib.nullcontext()
-        case "bf16" | "fp8":  # operations without fp8 kernels run in bf16
+        case "bf16":
             return torch.autocast(device.type, torch.bfloat16)
         case _:
             raise TrainingError(f"precision={precision!r} is not known; say precision='bf16'")

@@ -32,8 +32,7 @@ from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
 from biphase.data.stream import Stream, heldout_stream, load_ahead, passes_of, share
 from biphase.data.tokenizer import Special, load
-from biphase.errors import ModelError, StoreError, TrainingError
-from biphase.fast.trunk import fp8_refusal, refusal
+from biphase.errors import StoreError, TrainingError
 from biphase.keys import Identities, checkpoint_key
 from biphase.metadata import read_checkpoint_file
 from biphase.models.backbone import (
@@ -88,10 +87,8 @@ def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> La
     return _from_hub(run, root, _tokenizer_info(run, shards.vocab, special), probed=probed)
 
 
-def refuse_unfit(run: Pretrain, device: torch.device) -> None:
-    """Raise ModelError if the run's model or precision is not supported on this device, before its text is read."""
-    in_fp8 = run.precision == "fp8"
-    why = fp8_refusal(device) if in_fp8 else ""
+def refuse_unfit(run: Pretrain) -> None:
+    """Raise ModelError if the run's model is not supported, before its text is read."""
     root = run.root
     if isinstance(root.start, Hub):
         corpus = corpus_of(run)
@@ -99,16 +96,7 @@ def refuse_unfit(run: Pretrain, device: torch.device) -> None:
         if isinstance(corpus.tokenizer, Pretrained):
             tokenizer = load(corpus)
             info = _tokenizer_info(run, tokenizer.vocab, tokenizer.special)
-        model = _from_hub(run, root, info, probed=True)
-    elif isinstance(root.start, Size) and in_fp8 and not why:
-        with torch.device("meta"):  # shapes only
-            model = from_scratch(root.start, vocab=16, mask_id=0, length=run.packing.length, seed=0)
-    else:
-        model = None
-    if in_fp8 and model is not None:
-        why = why or refusal(model.model.base_model, in_fp8=True)
-    if why:
-        raise ModelError(f"{run.name}: precision='fp8' cannot be had ({why}); say precision='bf16'")
+        _from_hub(run, root, info, probed=True)
 
 
 def _tokenizer_info(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
@@ -227,6 +215,7 @@ class Meter:
         every: int = 1,  # steps between reads
         behind: int = 0,  # steps left queued on the device while the host reads
         lines: list[dict[str, Any]] | None = None,
+        texts: list[str] | None = None,  # the lines as JSON, if known
         nonfinite_in_a_row: int = 0,
         board: Path | None = None,
         live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
@@ -234,6 +223,7 @@ class Meter:
         quiet: bool = False,
     ) -> None:
         self.lines = list(lines or [])
+        self.texts = [_text(line) for line in self.lines] if texts is None else list(texts)
         self.title, self.origin, self.first, self.until = title, origin, first, until
         self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
         self.behind = behind
@@ -339,15 +329,16 @@ class Meter:
     def _keep(self, line: dict[str, Any]) -> None:
         # Opened lazily, so that a training job that fails before its first line leaves no file open.
         if self.live_path:
-            self.live_lines, self.live_path = _live(self.live_path, self.lines), None
+            self.live_lines, self.live_path = _live(self.live_path, self.texts), None
         if self.board_folder:
             self.board, self.board_folder = _board(self.board_folder), None
         self.lines.append(line)
+        self.texts.append(_text(line))
         if self.board:
             for name, value in _scalars(line):
                 self.board.add_scalar(name, value, line["step"])
         if self.live_lines:
-            self.live_lines.write(json.dumps(line) + "\n")
+            self.live_lines.write(self.texts[-1])
 
 
 def _board(folder: Path) -> Any:
@@ -359,12 +350,16 @@ def _board(folder: Path) -> Any:
     return None
 
 
-def _live(path: Path, lines: list[dict[str, Any]]) -> TextIO | None:
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line) + "\n"
+
+
+def _live(path: Path, lines: list[str]) -> TextIO | None:
     """Open the live file and write the lines so far. It is for display only, so a disk error is ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w", encoding="utf-8")
-        file.writelines(json.dumps(line) + "\n" for line in lines)
+        file.writelines(lines)
         file.flush()
         return file
     return None
@@ -405,6 +400,8 @@ class LiveModel:
     rope_base: float  # 0: the model's own
     key: str  # "": equal to no checkpoint in the store
     graphs: Graphs[Batch] | None  # captured steps; they read weights and optimizer state where these are
+    lines: list[dict[str, Any]]  # the metrics up to `key`
+    texts: list[str]  # the same as JSON
 
     @property
     def bytes(self) -> int:
@@ -441,6 +438,8 @@ class Pretraining:
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)
         self.loaded = False
+        # When this job's first and last step ended and its checkpoint was begun, in seconds of the wall clock.
+        self.times: dict[str, float] = {}
 
     # ------------------------------------------------------------ before
 
@@ -452,6 +451,7 @@ class Pretraining:
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
         self.store.refuse_debris(self.store.checkpoints / self.key)  # before the work rather than after it
+        self.texts: list[str] | None = None
         lines = self._load_nearest()
         self._adopt_arithmetic()
         if self.graphs is None and self._capturable():
@@ -468,6 +468,7 @@ class Pretraining:
             every=1 if ranks.device.type == "cpu" else READ_EVERY,
             behind=0 if ranks.device.type == "cpu" else BEHIND,
             lines=lines,
+            texts=self.texts,
             nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
             board=self.options.board if ranks.first else None,
             live=self.options.live if ranks.first else None,
@@ -509,7 +510,10 @@ class Pretraining:
                 self.placed.optimizer.state.clear()
                 if keeps:
                     checkpoint.load_optimizer_state(store, key, self.placed.rows, self.placed.optimizer)
-            lines = checkpoint.metrics_of(store, key)
+            if unchanged and live:  # a long run has megabytes of metrics
+                lines, self.texts = live.lines, live.texts
+            else:
+                lines = checkpoint.metrics_of(store, key)
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.checkpoints / key).exists():
                 return self._load_nearest()  # another worker has passed and pruned it: look again
@@ -554,7 +558,16 @@ class Pretraining:
         if self.ranks.world > 1 or not self.published:
             return None
         key = self.key if self.saver.published == self.key else ""
-        return LiveModel(self._facts(), self.model, self.placed, self.rope_base, key, self.graphs)
+        return LiveModel(
+            self._facts(),
+            self.model,
+            self.placed,
+            self.rope_base,
+            key,
+            self.graphs,
+            self.meter.lines,
+            self.meter.texts,
+        )
 
     def _capturable(self) -> bool:
         """Return whether to capture steps as CUDA graphs."""
@@ -694,6 +707,7 @@ class Pretraining:
 
     def _count(self, done: LoopStep) -> None:
         now = time.monotonic()
+        self.times.setdefault("first_step", time.time())
         progress = self.progress
         progress.step, progress.next_sample = done.step + 1, progress.next_sample + self.run.rows_per_step
         progress.seconds, self.clock = progress.seconds + now - self.clock, now
@@ -729,9 +743,19 @@ class Pretraining:
 
     def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
+        if step == self.target:
+            self._wait()
+            self.times["last_step"] = time.time()
+            if not done.lost:  # the tensors are written while held-out losses are measured
+                self._begin_saving(CheckpointRecord(self.key), step)
         if step % self.run.heldout_every == 0 or step == self.target:
             phase = self.run.phase_at(done.step)
             self._measure(step, phase.objective.at(done.step - phase.first))
+        self.times["measured"] = time.time()
+
+    def _begin_saving(self, record: CheckpointRecord, step: int) -> None:
+        prune = partial(checkpoint.prune, self.run, step, self.store, self.identities)
+        self.saver.begin(record, last=step == self.target, then=lambda: prune(self.needed()))
 
     def _wait(self) -> None:
         """Wait for the steps that are still queued on the device, since their time is training time."""
@@ -782,14 +806,17 @@ class Pretraining:
             "origin_step": self.run.origin_step,
             "epochs": self.stream.epochs(self.progress.next_sample),
             "tokens_left_out": len(self.shards.train) % self.run.packing.length,
+            "times": self.times,
             "progress": asdict(self.progress),
         }
         key = checkpoint_key(self.run, step, self.identities)
-        record = CheckpointRecord(key, about, list(self.meter.lines))
-        prune = partial(checkpoint.prune, self.run, step, self.store, self.identities)
-        self.saver.begin(record, last=finished, then=lambda: prune(self.needed()))
-        if finished or done.stop:
-            self.saver.finish()
+        record = CheckpointRecord(key, about, "".join(self.meter.texts))
+        if finished:
+            self.saver.complete(record)
+        else:
+            self._begin_saving(record, step)
+            if done.stop:
+                self.saver.finish()
         self.published = finished
         self.last_save = self.clock = time.monotonic()
 

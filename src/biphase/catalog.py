@@ -10,7 +10,7 @@ are re-uploads of these).
 from __future__ import annotations
 
 from biphase.records import ByName
-from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
+from biphase.specs import Answer, Classify, Regress, Retrieve, Splits, Tag, Task
 
 _GLUE = "hf://nyu-mll/glue@bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 _PAIRS = "hf://sentence-transformers/msmarco-bm25@f710ec18ffdab0f4a216bb4b2f466d7a04a3a7f2/triplet/train*"
@@ -108,6 +108,12 @@ TASKS = (
 MORE_TASKS = (
     _glue("rte", "Premise: {sentence1}\nHypothesis: {sentence2}", ("entailment", "not_entailment")),
     _glue("cola", "{sentence}", ("unacceptable", "acceptable")),
+    Task(
+        "stsb",
+        Regress("Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
+        f"{_GLUE}/stsb",
+        _ON_VALIDATION,
+    ),
     Task(
         "ag_news",
         Classify("{text}", ("World", "Sports", "Business", "Sci/Tech")),

@@ -110,12 +110,12 @@ def evaluate(
     documents: str = Option("", help="retrieve among judged or all; default: the protocol's"),
     data: Data = None,
     test: Path | None = Option(None, help="own data: file with the test examples"),
-    family: str = Option("", help="own data: SC, TC, QA or IR, if the columns are ambiguous"),
+    family: str = Option("", help="own data: SC, TC, QA, IR or SR, if the columns are ambiguous"),
     text: str = Option(
         "",
         help="own data: text column or template; TC: column of words; QA: text before the context; IR: documents",
     ),
-    label: str = Option("", help="own data: column of labels, tags or answers"),
+    label: str = Option("", help="own data: column of labels, tags, answers or numbers"),
     labels: str = Option("", help="own data: names of numbered labels in order, comma-separated"),
     query: str = Option("", help="own retrieval data: template of the queries"),
     trained_on: str = Option(

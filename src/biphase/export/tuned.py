@@ -38,7 +38,7 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.models.native import as_eurobert
 from biphase.progress import Live
 from biphase.records import decode
-from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Size, Tag, Task
+from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Regress, Retrieve, Size, Tag, Task
 from biphase.specs.tasks import FAMILY_OF, Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
@@ -173,6 +173,7 @@ class Kind:
     auto: Any  # the auto class that loads it
     native: Any | None  # EuroBERT's class for it
     labels: tuple[str, ...] = ()
+    problem: str = ""  # transformers' problem_type, by which its pipeline knows what the outputs are
 
     @property
     def output(self) -> str:
@@ -186,6 +187,13 @@ KINDS: dict[type[Form], Kind] = {
     Tag: Kind("token-classification", AutoModelForTokenClassification, EuroBertForTokenClassification),
     Answer: Kind(ANSWERS, AutoModelForQuestionAnswering, None, ("start", "end")),
     Retrieve: Kind("sentence-similarity", AutoModel, EuroBertModel),
+    Regress: Kind(
+        "text-classification",
+        AutoModelForSequenceClassification,
+        EuroBertForSequenceClassification,
+        labels=("number",),
+        problem="regression",
+    ),
 }
 if missing := FAMILY_OF.keys() - KINDS.keys():
     raise NotImplementedError(
@@ -338,6 +346,7 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
         compared = hidden, Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
+    named |= {"problem_type": kind.problem} if kind.problem else {}
 
     def forms() -> Iterator[WrittenForm]:
         encoder = model.encoder

@@ -1,4 +1,4 @@
-"""The four families of tasks: head, loss, predictions and scores of each.
+"""The families of tasks: head, loss, predictions and scores of each.
 
 A `FamilyTrainer` holds a dataset in tokens, ready to train and score any model with the same tokenization; `family_of`
 makes it once for a whole grid of learning rates and seeds. It also computes baselines that read no text, and keeps
@@ -9,6 +9,7 @@ the prediction for each example.
     TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
     QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
     IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
+    SR       mean pool, Linear-GELU-Linear mean squared error                       pearson_spearman
 
 `search` is the exact search of retrieval: no index, no approximation. Documents are embedded block by block,
 longest last, scored against all queries and discarded; only the best `KEPT` per query are kept. So memory holds the
@@ -34,9 +35,9 @@ from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs,
 from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead
 from biphase.objectives import IGNORE
 from biphase.protocol import window_overlap
-from biphase.specs import Answer, Classify, Retrieve, Tag, Task
+from biphase.specs import Answer, Classify, Regress, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
-from biphase.tasks.baselines import bm25_rankings, tfidf_labels, word_tags
+from biphase.tasks.baselines import bm25_rankings, tfidf_cosines, tfidf_labels, tfidf_numbers, word_tags
 from biphase.tasks.encode import (
     NOTHING,
     Decoded,
@@ -54,6 +55,7 @@ from biphase.tasks.metrics import (
     answer_f1,
     confusion,
     confusion_by_chance,
+    correlations,
     entity_counts,
     entity_f1,
     exact_match,
@@ -492,6 +494,53 @@ class Retrieval(FamilyTrainer):
         return "BM25", scores
 
 
+class SequenceRegression(FamilyTrainer):
+    form: Regress
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
+        self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
+        self.numbers = {part: np.array([row.number for row in rows[part]], np.float32) for part in rows}
+        self.inputs, self.targets = (self.ids["train"],), self.numbers["train"]
+
+    def head(self, width: int) -> nn.Module:
+        return TextHead(width, 1)
+
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
+        return F.mse_loss(model(batch.inputs[0]).float()[:, 0], batch.targets, reduction="sum")
+
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
+        predicted = per_text(model, self.ids[part], options)[:, 0].cpu().numpy()
+        gold = self.numbers[part]
+        return PartScores(
+            correlations(predicted, gold),
+            {"number_pairs": np.stack([predicted, gold], -1)},
+            {"predictions": predicted},
+            "" if _differs(predicted) or not _differs(gold) else f"{predicted[0]:g}",
+        )
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        known = self.numbers["train"] if len(self.numbers["train"]) else self.numbers["validation"]
+        mean = float(known.mean(dtype=float))
+        gold = {part: self.numbers[part] for part in PARTS}
+        same = {part: correlations(np.full_like(one, mean), one) for part, one in gold.items()}
+        return {f"always the mean, {mean:.3g}": same}
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        rows = examples.parts
+        if all(len(row.columns) == 2 for row in examples.test):
+            pairs = {part: [row.columns for row in rows[part]] for part in rows}
+            what, found = "TF-IDF cosine", tfidf_cosines(pairs["train"], *(pairs[part] for part in PARTS))
+        else:
+            texts = {part: [row.text for row in rows[part]] for part in rows}
+            what = "TF-IDF and ridge regression"
+            found = tfidf_numbers(texts["train"], self.numbers["train"], *(texts[part] for part in PARTS))
+        if found is None:
+            return None
+        pairs_of = zip(PARTS, found, strict=True)
+        return what, {part: correlations(one, self.numbers[part]) for part, one in pairs_of}
+
+
 def _small(numbers: np.ndarray, count: int) -> np.ndarray:
     """Return numbers below `count` in the smallest integer type that holds them."""
     return numbers.astype(np.min_scalar_type(count))
@@ -517,6 +566,7 @@ CLASSES: dict[type[Form], Any] = {
     Tag: TokenClassification,
     Answer: QuestionAnswering,
     Retrieve: Retrieval,
+    Regress: SequenceRegression,
 }
 if missing := FAMILY_OF.keys() - CLASSES.keys():
     raise NotImplementedError(f"finetune.families has no class for {missing} of specs.tasks.FAMILIES")

@@ -5,6 +5,7 @@
     TC  token classification      Tag        words and their tags
     QA  question answering        Answer     a question, a context, and the answers in it
     IR  retrieval                 Retrieve   queries, documents, and relevance judgments
+    SR  sequence regression       Regress    a text, or two, and a number
 
 A column can be given as alternatives, `"tokens|words"`: the first one that the files have is read. In a template,
 `{title:. }` inserts the title followed by ". ", or nothing if a row has no title.
@@ -12,6 +13,7 @@ A column can be given as alternatives, `"tokens|words"`: the first one that the 
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +73,9 @@ class Form:
     assumed_sd: ClassVar[tuple[float, float]]
     options: ClassVar[tuple[str, ...]] = ()  # of the command line, that describe own data of this family
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of metrics that are not from 0 to 1
+    # Metrics that are no mean over examples, but are computed from some numbers of each: the array that is stored for
+    # intervals over examples, and how many numbers it has for each example.
+    arrays: ClassVar[Mapping[str, tuple[str, int]]] = {}
     zero_shot: ClassVar[bool] = False  # can be scored without fine-tuning
     windows: ClassVar[tuple[str, ...]] = ()  # protocols that read a long text in several windows
     optional: ClassVar[tuple[str, ...]] = ()  # columns that are read if the files have them
@@ -176,6 +181,7 @@ class Tag(Form):
     selects: ClassVar = {"paper": "sentence_f1", "standard": "entity_f1"}
     assumed_sd = (0.2, 0.45)
     options = ("--label", "--labels")
+    arrays: ClassVar = {"entity_f1": ("entity_counts", 3)}  # correct, predicted and true entities
 
     def check(self) -> None:
         _distinct("Tag.labels", self.labels)
@@ -359,9 +365,74 @@ class Retrieve(Form):
         return {"queries": self.queries, "corpus": self.corpus, "pairs": self.pairs}
 
 
-FAMILIES: dict[Family, type[Form]] = {"SC": Classify, "TC": Tag, "QA": Answer, "IR": Retrieve}
+@dataclass(frozen=True, slots=True)
+class NumberedText:
+    """A text and its number."""
+
+    text: str
+    number: float
+    columns: tuple[str, ...] = ()  # the texts that the template was filled with
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {self.number:g}"
+
+
+@record
+class Regress(Form):
+    """One number per text. `text` is a template over the columns; for pairs it names two of them.
+
+    The loss is the mean squared error of the numbers as they are, so they should be of the order of 1, as the 0 to 5
+    of STS-B.
+    """
+
+    text: str
+    number: str = "label|score|similarity_score"
+
+    name = "sequence regression"
+    metrics = ("pearson_spearman", "pearson", "spearman")
+    selects: ClassVar = {"paper": "pearson_spearman", "standard": "pearson_spearman"}
+    assumed_sd = (0.3, 1.0)  # not measured
+    options = ("--text", "--label")
+    ranges: ClassVar = dict.fromkeys(metrics, (-1.0, 1.0))
+    arrays: ClassVar = dict.fromkeys(metrics, ("number_pairs", 2))  # predicted and true number
+
+    def check(self) -> None:
+        columns_of("Regress.text", self.text)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return (*columns_of("Regress.text", self.text), self.number)
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    def example(self, values: Sequence[Any], place: str) -> NumberedText:
+        *texts, value = values
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not abs(number) < LARGEST_NUMBER:  # NaN too
+            raise ValueError(
+                f"has {value!r} in {self.number!r}, where a number is needed; correct or remove the row"
+            )
+        text = filled_row(self.text, dict(zip(self.columns, texts, strict=False)))
+        return NumberedText(text, number, tuple("" if one is None else str(one) for one in texts))
+
+
+LARGEST_NUMBER = 1e6  # its square and the sums of many are finite in fp32
+
+FAMILIES: dict[Family, type[Form]] = {
+    "SC": Classify,
+    "TC": Tag,
+    "QA": Answer,
+    "IR": Retrieve,
+    "SR": Regress,
+}
 FAMILY_OF: dict[type[Form], Family] = {form: short for short, form in FAMILIES.items()}
 RANGES = {metric: ends for form in FAMILIES.values() for metric, ends in form.ranges.items()}
+ARRAYS = {metric: array for form in FAMILIES.values() for metric, array in form.arrays.items()}
 
 
 def family_name(family: Family) -> str:
@@ -380,7 +451,7 @@ class Task:
     """
 
     name: str
-    form: Classify | Tag | Answer | Retrieve
+    form: Classify | Tag | Answer | Retrieve | Regress
     source: str
     splits: Splits = Splits()
     steps: int = 1_000

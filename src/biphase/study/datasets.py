@@ -22,8 +22,8 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
-from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, LabelledText, Numbering, columns_of, filled
+from biphase.specs import Answer, Classify, Regress, Retrieve, Splits, Tag, Task
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form, LabelledText, Numbering, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
 from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
@@ -47,6 +47,7 @@ LABELS = (
     "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
     "answer",
 )  # fmt: skip
+NUMBERS = ("label", "score", "similarity_score", "similarity", "rating", "value", "target", "labels")
 IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
@@ -58,8 +59,8 @@ class OwnData:
     """What the command-line options say about the user's own data; empty fields are inferred from the data."""
 
     family: str = ""
-    text: str = ""  # SC, IR: template or column; TC: column of tokens; QA: text before the context
-    label: str = ""  # column of labels, tags or answers
+    text: str = ""  # SC, SR, IR: template or column; TC: column of tokens; QA: text before the context
+    label: str = ""  # column of labels, tags, answers or numbers
     labels: str = ""  # label names in the order of their numbers, separated by commas
     test: Path | None = None
     trained_on: str = ""
@@ -347,7 +348,7 @@ def _cells(whose: str, files: Sequence[Path], column: str) -> Iterator[Any]:
     return (cell for _, (cell,) in read_rows(whose, files, (column,)))
 
 
-def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
+def _unlabelled(whose: str, form: Form, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
     column = form.columns[-1]
     if not set(column.split("|")) & set(column_names(whose, files[0])):
@@ -393,12 +394,13 @@ def _family(columns: Sequence[str]) -> str:
     return FAMILY_OF[Answer if asks else Classify]
 
 
-def _classify(data: Folder, own: OwnData) -> Classify:
+def _label_and_text(data: Folder, own: OwnData, usual: Sequence[str], what: str) -> tuple[str, str]:
+    """Return the column of labels or numbers, and the template of the text."""
     whose, columns = data.whose, data.columns
-    label = own.label or data.first(LABELS) or data.other_than(data.first(TEXTS))
+    label = own.label or data.first(usual) or data.other_than(data.first(TEXTS))
     if label not in columns:
         raise SpecError(
-            f"{whose}: say which column holds the label: --label COLUMN, one of {', '.join(columns)}"
+            f"{whose}: say which column holds the {what}: --label COLUMN, one of {', '.join(columns)}"
         )
     text = own.text or _usual_text(data, label)
     if not text:
@@ -406,6 +408,17 @@ def _classify(data: Folder, own: OwnData) -> Classify:
             f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
             f"of the columns {', '.join(columns)}"
         )
+    return label, _template(whose, text, columns)
+
+
+def _regress(data: Folder, own: OwnData) -> Regress:
+    number, text = _label_and_text(data, own, NUMBERS, "number")
+    return Regress(text, number)
+
+
+def _classify(data: Folder, own: OwnData) -> Classify:
+    whose = data.whose
+    label, text = _label_and_text(data, own, LABELS, "label")
     labels, numbered = _given_labels(whose, own, Classify), False
     if not labels:
         values = values_of(whose, data.source, label)
@@ -417,7 +430,7 @@ def _classify(data: Folder, own: OwnData) -> Classify:
             f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
             "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
         )
-    return Classify(_template(whose, text, columns), labels, label=label, numbered=numbered)
+    return Classify(text, labels, label=label, numbered=numbered)
 
 
 def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -517,8 +530,13 @@ def _answer(data: Folder, own: OwnData) -> Answer:
     return replace(form, text=own.text) if own.text else form
 
 
-# The families whose form can be inferred from columns.
-INFERRED = {FAMILY_OF[Classify]: _classify, FAMILY_OF[Tag]: _tag, FAMILY_OF[Answer]: _answer}
+# The families whose form is read from the columns.
+INFERRED = {
+    FAMILY_OF[Classify]: _classify,
+    FAMILY_OF[Tag]: _tag,
+    FAMILY_OF[Answer]: _answer,
+    FAMILY_OF[Regress]: _regress,
+}
 
 
 def _own_retrieval(whose: str, name: str, folder: Path, own: OwnData) -> Task:
@@ -555,6 +573,7 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: OwnData) -> Task:
 DATASETS = "datasets.json"
 SHOWN = 160  # characters shown of an example
 LISTED = 12  # labels listed
+LARGE = 100  # size of a number to predict, above which a warning is given
 FEW = 100  # training rows below which a warning is given
 
 
@@ -689,6 +708,8 @@ def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterato
     train, form = examples.train, task.form
     if isinstance(form, Classify):
         yield from _odd_texts(form, examples, columns)
+    if isinstance(form, Regress):
+        yield from _large_numbers(form, examples)
     if task.is_trained and len(train) < FEW:
         yield f"only {counted(len(train), 'row')} to train on; scores of so few depend on chance"
     if task.is_trained:
@@ -701,6 +722,15 @@ def _warnings(task: Task, examples: Examples, columns: Sequence[str]) -> Iterato
                 f"{shared:,} of {len(tested):,} inputs of the test part ({shared / len(tested):.1%}) are in the train part "
                 "too; a model may know their answers by heart"
             )
+
+
+def _large_numbers(form: Regress, examples: Examples) -> Iterator[str]:
+    numbers = [row.number for row in (*examples.train, *examples.validation, *examples.test)]
+    if max(map(abs, numbers)) > LARGE:
+        yield (
+            f"the numbers in {form.number!r} go from {min(numbers):g} to {max(numbers):g}, and the loss is their squared "
+            "error; scale them to the order of 1, as the 0 to 5 of STS-B"
+        )
 
 
 def _odd_texts(form: Classify, examples: Examples, columns: Sequence[str]) -> Iterator[str]:

@@ -53,7 +53,7 @@ def in_order(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
     if measure is not None:
         raise SpecError(
             f"{whose}: column {column!r} holds measures, not labels, e.g. {measure}; "
-            "name another: --label COLUMN, or say the labels: --labels NAMES"
+            "name another: --label COLUMN, say the labels: --labels NAMES, or predict the numbers: --family SR"
         )
     names = {str(int(value)) if isinstance(value, float) else str(value) for value in values}
     return tuple(sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else sorted(names))

@@ -414,7 +414,8 @@ def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[f
     """Rate → the mean over tasks for each seed, with its interval."""
     scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
     lrs = evidence.grids[model.results[0], tasks[0]].lrs
-    return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
+    least = evidence.least_score(tasks)
+    return {lr: of_scores(across(scores[:, place]), least) for place, lr in enumerate(lrs)}
 
 
 def _rate_series(name: str, look: Style, model: Model, known: dict[float, Estimate]) -> Series:

@@ -1,0 +1,156 @@
+"""Sequence regression: the loss of transformers, metrics from the predictions, learning and resuming."""
+
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+from transformers import EuroBertForSequenceClassification
+
+from biphase import CATALOG, Finetune
+from biphase.finetune.families import family_of
+from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, rows_of, score
+from biphase.specs import Regress, Task
+from biphase.store import Store
+from biphase.tasks.load import Examples
+
+SPEC = Finetune((CATALOG["sources-mini"],))
+WORDS = "the cat sees the mountain and a dog likes the garden while every student paints two birds".split()
+KEY = "e" * 32
+
+
+def text(number):
+    """Some words, of which a share is "dog"."""
+    draw = random.Random(number)
+    share = draw.random()
+    return " ".join("dog" if draw.random() < share else draw.choice(WORDS) for _ in range(20))
+
+
+def regression(tokenization, *, random_numbers=False, train=64, held_out=100, columns=1, **fields):
+    """Rate texts by how often they say "dog", or by chance."""
+    form = Regress("{one}" if columns == 1 else "A: {one}\nB: {other}", "rating")
+
+    def row(number):
+        said = text(number)
+        rating = random.Random(-number - 1).random() * 4 if random_numbers else said.split().count("dog") / 5
+        return form.example([said, text(number + 10_000)][:columns] + [rating], "here")
+
+    rows = [row(number) for number in range(train + 2 * held_out)]
+    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
+    return family_of(Task("ratings", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+
+
+MAKERS = {"SR": regression}
+EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+
+
+def transformers_loss(some, model, problem, labels):
+    """The loss of transformers' class with our weights, on the first step's texts in one padded batch."""
+    config = model.encoder.trunk.config
+    config.problem_type, config.num_labels, config.classifier_pooling = problem, labels, "mean"
+    config.pad_token_id = 0
+    theirs = EuroBertForSequenceClassification._from_config(config, attn_implementation="eager").eval()
+    theirs.model.load_state_dict(model.encoder.trunk.state_dict())
+    theirs.dense.load_state_dict(model.head.dense.state_dict())
+    theirs.classifier.load_state_dict(model.head.out.state_dict())
+    rows = rows_of(some, 0, 0)
+    texts = [torch.from_numpy(some.ids["train"][row].astype(np.int64)) for row in rows]
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    mask = torch.nn.utils.rnn.pad_sequence([torch.ones_like(one) for one in texts], batch_first=True)
+    gold = torch.from_numpy(some.targets[rows]).float()
+    return theirs(input_ids=ids, attention_mask=mask, labels=gold).loss.item()
+
+
+@pytest.mark.parametrize("tokens", [10_000, 60], ids=["one micro-batch", "several"])
+@torch.no_grad()
+def test_the_loss_is_that_of_transformers_for_the_problem_type(tokens, tokenization, encoder, options):
+    for make, problem, labels in ((regression, "regression", 1),):
+        some = make(tokenization, batch=9)
+        tuner = FineTuner(encoder(), options(train_tokens=tokens))
+        model = tuner.fresh(some, 0)
+        batches = batches_of(some, 0, 0, tuner.options)
+        assert (len(batches) > 1) == (tokens == 60)
+        loss = sum(some.loss_sum(model, batch).item() for batch in batches)
+        loss /= sum(batch.count for batch in batches)
+        assert loss == pytest.approx(transformers_loss(some, model, problem, labels), rel=1e-4)
+
+
+@EVERY
+def test_true_targets_are_learned_and_random_ones_are_not(make, tokenization, encoder, options):
+    # Random targets: 3.7 standard deviations of a score of 100 examples on either side of a guess.
+    best, chance, most = {"SR": (0.8, 0.0, 0.37)}[make(tokenization, train=8).task.family]
+    for random_targets in (False, True):
+        some = make(tokenization, random_numbers=random_targets, batch=16, steps=60)
+        tuner = FineTuner(encoder(), options())
+        model, trained = tuner.finetune(some, SPEC, lr=5e-3, seed=0)
+        assert trained.skipped == 0
+        for scored in score(model, some, tuner.options).values():
+            found = scored.metrics[some.metric]
+            assert abs(found - chance) < most if random_targets else found > best
+
+
+@EVERY
+def test_stopped_it_goes_on_to_the_same_bits(make, tokenization, encoder, options, tmp_path):
+    def outcome(**more):
+        some = make(tokenization, batch=16, steps=9, held_out=20)
+        tuner = FineTuner(encoder(), options())
+        model, trained = tuner.finetune(some, SPEC, lr=5e-3, seed=0, **more)
+        scored = score(model, some, tuner.options)["test"].values if trained.finished else {}
+        return trained, {name: value.clone() for name, value in model.state_dict().items()}, scored
+
+    store = Store(tmp_path)
+    asked = iter(range(99))
+    stopped, *_ = outcome(checkpoints=Checkpoints(store, KEY, steps=2), stop=lambda: next(asked) >= 4)
+    assert not stopped.finished
+    assert stopped.steps == 5
+    resumed, whole = outcome(checkpoints=Checkpoints(store, KEY, steps=2)), outcome()
+    assert resumed[0].losses == whole[0].losses
+    assert all(torch.equal(resumed[1][name], whole[1][name]) for name in whole[1])
+    assert all(np.array_equal(resumed[2][name], whole[2][name]) for name in whole[2])
+
+
+# ---------------------------------------------------------------- regression
+
+
+def test_correlations_follow_from_the_predictions_and_one_number_for_all_texts_is_flagged(
+    tokenization, encoder, options
+):
+    some = regression(tokenization)
+    tuner = FineTuner(encoder(), options())
+    model = tuner.fresh(some, 0).eval()
+    scored = score(model, some, tuner.options)["test"]
+    said, gold = scored.values["number_pairs"].T
+    assert np.array_equal(said, scored.predictions["predictions"])
+    assert gold.tolist() == some.numbers["test"].tolist()
+    pearson, spearman = stats.pearsonr(said, gold)[0], stats.spearmanr(said, gold)[0]
+    assert scored.metrics == pytest.approx(
+        {"pearson": pearson, "spearman": spearman, "pearson_spearman": (pearson + spearman) / 2}, abs=1e-6
+    )
+    assert not scored.constant
+    with torch.no_grad():
+        model.head.out.weight.zero_()
+        model.head.out.bias.fill_(1.5)
+    scored = score(model, some, tuner.options)["test"]
+    assert scored.constant == "1.5"
+    assert set(scored.metrics.values()) == {0.0}
+
+
+def test_the_baselines_of_numbers_are_their_mean_and_what_words_tell(tokenization):
+    one, pair = regression(tokenization), regression(tokenization, columns=2)
+    for some in (one, pair):
+        assert set(some.baselines["trivial"]) == set(some.form.metrics)
+        assert some.baselines["trivial"]["pearson"]["what"].startswith("always the mean")
+        assert some.baselines["trivial"]["pearson"]["test"] == 0
+    assert one.baselines["lexical"]["pearson"]["what"] == "TF-IDF and ridge regression"
+    assert one.baselines["lexical"]["pearson"]["test"] > 0.5, "ratings count a word"
+    assert pair.baselines["lexical"]["pearson"]["what"] == "TF-IDF cosine"
+
+
+def test_equal_pairs_are_nearer_by_words_than_unlike_ones(tokenization):
+    form = CATALOG["stsb"].form
+    pairs = [("a dog sees birds", "a dog sees birds", 5.0), ("a dog", "the garden", 0.0), ("a b", "a c", 3.0)]
+    rows = [form.example(list(row), "here") for row in pairs * 3]
+    some = family_of(replace(CATALOG["stsb"]), Examples(rows, rows, rows), tokenization, protocol="paper")
+    assert some.baselines["lexical"]["spearman"]["test"] > 0.9

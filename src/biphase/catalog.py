@@ -10,7 +10,7 @@ are re-uploads of these).
 from __future__ import annotations
 
 from biphase.records import ByName
-from biphase.specs import Answer, Classify, Regress, Retrieve, Splits, Tag, Task
+from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Splits, Tag, Task
 
 _GLUE = "hf://nyu-mll/glue@bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 _PAIRS = "hf://sentence-transformers/msmarco-bm25@f710ec18ffdab0f4a216bb4b2f466d7a04a3a7f2/triplet/train*"
@@ -34,6 +34,13 @@ _EIGHTEEN = (
     "B-ORG", "I-ORG", "B-PERCENT", "I-PERCENT", "B-ORDINAL", "B-MONEY", "I-MONEY", "B-WORK_OF_ART",
     "I-WORK_OF_ART", "B-FAC", "B-TIME", "I-CARDINAL", "B-LOC", "B-QUANTITY", "I-QUANTITY", "I-NORP", "I-LOC",
     "B-PRODUCT", "I-TIME", "B-EVENT", "I-EVENT", "I-FAC", "B-LANGUAGE", "I-PRODUCT", "I-ORDINAL", "I-LANGUAGE",
+)  # fmt: skip
+
+# The order of the label numbers in google-research-datasets/go_emotions.
+_EMOTIONS = (
+    "admiration", "amusement", "anger", "annoyance", "approval", "caring", "confusion", "curiosity", "desire",
+    "disappointment", "disapproval", "disgust", "embarrassment", "excitement", "fear", "gratitude", "grief", "joy",
+    "love", "nervousness", "optimism", "pride", "realization", "relief", "remorse", "sadness", "surprise", "neutral",
 )  # fmt: skip
 
 # 5% of train chooses the rate; the public validation part is reported.
@@ -112,6 +119,24 @@ MORE_TASKS = (
         "stsb",
         Regress("Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
         f"{_GLUE}/stsb",
+        _ON_VALIDATION,
+    ),
+    Task(
+        "go_emotions",
+        MultiLabel("{text}", _EMOTIONS),
+        "hf://google-research-datasets/go_emotions@add492243ff905527e67aeb8b80c082af02207c3/simplified",
+        _OFFICIAL,
+    ),
+    Task(
+        "commonsense_qa",
+        Choose("{question}\n{choice}", answer="answerKey"),
+        "hf://tau/commonsense_qa@94630fe30dad47192a8546eb75f094926d47e155/data",
+        _ON_VALIDATION,
+    ),
+    Task(
+        "swag",
+        Choose("{startphrase} {choice}", ("ending0", "ending1", "ending2", "ending3"), answer="label"),
+        "hf://allenai/swag@dc48148372b3853a9c7bae7bb06c161b46d8364a/regular",
         _ON_VALIDATION,
     ),
     Task(

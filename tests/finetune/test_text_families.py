@@ -1,4 +1,4 @@
-"""Sequence regression: the loss of transformers, metrics from the predictions, learning and resuming."""
+"""Regression, several labels a text, and choices: losses of transformers, metrics, learning and resuming."""
 
 import random
 from dataclasses import replace
@@ -7,17 +7,33 @@ import numpy as np
 import pytest
 import torch
 from scipy import stats
+from sklearn.metrics import f1_score
 from transformers import EuroBertForSequenceClassification
 
 from biphase import CATALOG, Finetune
+from biphase.finetune.encoder import per_text
 from biphase.finetune.families import family_of
 from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, rows_of, score
-from biphase.specs import Regress, Task
+from biphase.specs import Choose, MultiLabel, Regress, Task
 from biphase.store import Store
 from biphase.tasks.load import Examples
+from biphase.tasks.metrics import entity_f1
 
 SPEC = Finetune((CATALOG["sources-mini"],))
-WORDS = "the cat sees the mountain and a dog likes the garden while every student paints two birds".split()
+WORDS = [
+    "the",
+    "cat",
+    "sees",
+    "a",
+    "mountain",
+    "and",
+    "likes",
+    "garden",
+    "every",
+    "student",
+    "paints",
+    "birds",
+]
 KEY = "e" * 32
 
 
@@ -28,21 +44,58 @@ def text(number):
     return " ".join("dog" if draw.random() < share else draw.choice(WORDS) for _ in range(20))
 
 
-def regression(tokenization, *, random_numbers=False, train=64, held_out=100, columns=1, **fields):
+def regression(tokenization, *, random_targets=False, train=64, held_out=100, columns=1, **fields):
     """Rate texts by how often they say "dog", or by chance."""
     form = Regress("{one}" if columns == 1 else "A: {one}\nB: {other}", "rating")
 
     def row(number):
         said = text(number)
-        rating = random.Random(-number - 1).random() * 4 if random_numbers else said.split().count("dog") / 5
-        return form.example([said, text(number + 10_000)][:columns] + [rating], "here")
+        rating = random.Random(-number - 1).random() * 4 if random_targets else said.split().count("dog") / 5
+        return form.example([*[said, text(number + 10_000)][:columns], rating], "here")
 
     rows = [row(number) for number in range(train + 2 * held_out)]
     parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
     return family_of(Task("ratings", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
 
 
-MAKERS = {"SR": regression}
+def multilabel(tokenization, *, random_targets=False, train=64, held_out=100, **fields):
+    """Say which of three words a text has, or a chance set of labels."""
+    form = MultiLabel("{one}", ("dog", "cat", "garden"))
+
+    def row(number):
+        draw = random.Random(number)
+        there = [name for name in form.labels if draw.random() < 0.5]
+        said = [draw.choice(("sees", "likes", "paints")) for _ in range(3)] + there
+        draw.shuffle(said)
+        gold = [name for name in form.labels if draw.random() < 0.5] if random_targets else there
+        return form.example([" ".join(said), gold], "here")
+
+    rows = [row(number) for number in range(train + 2 * held_out)]
+    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
+    return family_of(Task("words", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+
+
+def choices(tokenization, *, random_targets=False, train=64, held_out=100, fewer=True, **fields):
+    """Find the choice with a dog among two to four, or one by chance."""
+    form = Choose("{question} {choice}", answer="answer")
+
+    def row(number):
+        draw = random.Random(number)
+        texts = [
+            draw.choice(("the cat sees", "every student", "two birds"))
+            for _ in range(2 + number % 3 if fewer else 4)
+        ]
+        right = draw.randrange(len(texts))
+        texts[right] = "a dog likes"
+        gold = draw.randrange(len(texts)) if random_targets else right
+        return form.example([f"who {draw.choice(WORDS)}?", texts, gold], "here")
+
+    rows = [row(number) for number in range(train + 2 * held_out)]
+    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
+    return family_of(Task("choices", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+
+
+MAKERS = {"SR": regression, "ML": multilabel, "MC": choices}
 EVERY = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
@@ -66,7 +119,10 @@ def transformers_loss(some, model, problem, labels):
 @pytest.mark.parametrize("tokens", [10_000, 60], ids=["one micro-batch", "several"])
 @torch.no_grad()
 def test_the_loss_is_that_of_transformers_for_the_problem_type(tokens, tokenization, encoder, options):
-    for make, problem, labels in ((regression, "regression", 1),):
+    for make, problem, labels in (
+        (regression, "regression", 1),
+        (multilabel, "multi_label_classification", 3),
+    ):
         some = make(tokenization, batch=9)
         tuner = FineTuner(encoder(), options(train_tokens=tokens))
         model = tuner.fresh(some, 0)
@@ -80,9 +136,11 @@ def test_the_loss_is_that_of_transformers_for_the_problem_type(tokens, tokenizat
 @EVERY
 def test_true_targets_are_learned_and_random_ones_are_not(make, tokenization, encoder, options):
     # Random targets: 3.7 standard deviations of a score of 100 examples on either side of a guess.
-    best, chance, most = {"SR": (0.8, 0.0, 0.37)}[make(tokenization, train=8).task.family]
+    best, chance, most = {"SR": (0.8, 0.0, 0.37), "ML": (0.95, 0.5, 0.16), "MC": (0.95, 0.36, 0.18)}[
+        make(tokenization, train=8).task.family
+    ]
     for random_targets in (False, True):
-        some = make(tokenization, random_numbers=random_targets, batch=16, steps=60)
+        some = make(tokenization, random_targets=random_targets, batch=16, steps=60)
         tuner = FineTuner(encoder(), options())
         model, trained = tuner.finetune(some, SPEC, lr=5e-3, seed=0)
         assert trained.skipped == 0
@@ -154,3 +212,86 @@ def test_equal_pairs_are_nearer_by_words_than_unlike_ones(tokenization):
     rows = [form.example(list(row), "here") for row in pairs * 3]
     some = family_of(replace(CATALOG["stsb"]), Examples(rows, rows, rows), tokenization, protocol="paper")
     assert some.baselines["lexical"]["spearman"]["test"] > 0.9
+
+
+# ---------------------------------------------------------------- several labels
+
+
+def test_scores_of_label_sets_are_those_of_scikit_learn(tokenization, encoder, options):
+    some = multilabel(tokenization)
+    tuner = FineTuner(encoder(), options())
+    model = tuner.fresh(some, 0).eval()
+    scored = score(model, some, tuner.options)["test"]
+    said, gold = scored.predictions["predictions"], some.labels["test"]
+    assert said.shape == gold.shape == (100, 3)
+    assert scored.metrics["micro_f1"] == pytest.approx(f1_score(gold, said, average="micro", zero_division=0))
+    assert scored.metrics["macro_f1"] == pytest.approx(
+        f1_score(gold, said, average="macro", zero_division=np.nan)
+    )
+    assert entity_f1(scored.values["label_counts"]) == pytest.approx(scored.metrics["micro_f1"])
+    with torch.no_grad():
+        model.head.out.weight.zero_()
+        model.head.out.bias.copy_(torch.tensor([1.0, -1.0, 1.0]))
+    assert score(model, some, tuner.options)["test"].constant == "dog, garden"
+    trivial = some.baselines["trivial"]["micro_f1"]
+    all_labels = f1_score(some.labels["test"], np.ones((100, 3)), average="micro")
+    assert trivial == pytest.approx(
+        {"what": "all labels", "validation": trivial["validation"], "test": all_labels}
+    )
+    assert some.baselines["lexical"]["micro_f1"]["test"] > 0.95
+
+
+# ---------------------------------------------------------------- choices
+
+
+@pytest.mark.parametrize("tokens", [10_000, 60], ids=["one micro-batch", "several"])
+@torch.no_grad()
+def test_the_loss_of_choices_is_that_of_a_softmax_over_the_scores_of_each_question(
+    tokens, tokenization, encoder, options
+):
+    some = choices(tokenization, batch=9)
+    tuner = FineTuner(encoder(), options(train_tokens=tokens))
+    model = tuner.fresh(some, 0).eval()
+    batches = batches_of(some, 0, 0, tuner.options)
+    assert (len(batches) > 1) == (tokens == 60)
+    assert all(len(batch.inputs[0]) == 4 * batch.count for batch in batches), (
+        "equal shapes, also of two choices"
+    )
+    loss = sum(some.loss_sum(model, batch).item() for batch in batches) / 9
+    first = np.cumsum(some.counts["train"]) - some.counts["train"]
+    scores = per_text(model, some.choices["train"], tuner.options)[:, 0]
+    wanted = [
+        -scores[first[row] : first[row] + some.counts["train"][row]].log_softmax(0)[
+            some.answers["train"][row]
+        ]
+        for row in rows_of(some, 0, 0)
+    ]
+    assert loss == pytest.approx(torch.stack(wanted).mean().item(), rel=1e-5)
+
+
+def test_a_choice_is_the_text_with_the_highest_score_and_the_baseline_is_guessing(
+    tokenization, encoder, options
+):
+    some = choices(tokenization)
+    tuner = FineTuner(encoder(), options())
+    model = tuner.fresh(some, 0).eval()
+    scored = score(model, some, tuner.options)["test"]
+    said = scored.predictions["predictions"]
+    assert (said < some.counts["test"]).all()
+    assert scored.metrics["accuracy"] == pytest.approx((said == some.answers["test"]).mean())
+    guess = some.baselines["trivial"]["accuracy"]
+    assert guess["validation"] >= np.mean(1 / some.counts["validation"]) - 1e-9
+    with torch.no_grad():
+        model.head.out.weight.zero_()
+    assert score(model, some, tuner.options)["test"].constant == "choice 1"
+
+
+def test_a_long_question_is_cut_at_its_beginning_so_that_the_choice_remains(tokenization):
+    form = Choose("{question} {choice}", answer="answer")
+    rows = [form.example(["the cat sees " * 80, ["a dog", "two birds"], 1], "here")] * 3
+    some = family_of(
+        Task("long", form, "./nowhere"), Examples(rows, rows, rows), tokenization, protocol="paper"
+    )
+    one, other = some.choices["test"][0], some.choices["test"][1]
+    assert len(one) == len(other) == tokenization.length
+    assert not np.array_equal(one, other)

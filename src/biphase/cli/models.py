@@ -110,7 +110,7 @@ def evaluate(
     documents: str = Option("", help="retrieve among judged or all; default: the protocol's"),
     data: Data = None,
     test: Path | None = Option(None, help="own data: file with the test examples"),
-    family: str = Option("", help="own data: SC, TC, QA, IR or SR, if the columns are ambiguous"),
+    family: str = Option("", help="own data: SC, TC, QA, IR, SR, ML or MC, if the columns are ambiguous"),
     text: str = Option(
         "",
         help="own data: text column or template; TC: column of words; QA: text before the context; IR: documents",

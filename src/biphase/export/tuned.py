@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoModel,
+    AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -38,7 +39,20 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.models.native import as_eurobert
 from biphase.progress import Live
 from biphase.records import decode
-from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Regress, Retrieve, Size, Tag, Task
+from biphase.specs import (
+    Answer,
+    Choose,
+    Classify,
+    Finetune,
+    Hub,
+    MultiLabel,
+    Pretrain,
+    Regress,
+    Retrieve,
+    Size,
+    Tag,
+    Task,
+)
 from biphase.specs.tasks import FAMILY_OF, Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
@@ -194,6 +208,13 @@ KINDS: dict[type[Form], Kind] = {
         labels=("number",),
         problem="regression",
     ),
+    MultiLabel: Kind(
+        "text-classification",
+        AutoModelForSequenceClassification,
+        EuroBertForSequenceClassification,
+        problem="multi_label_classification",
+    ),
+    Choose: Kind("multiple-choice", AutoModelForMultipleChoice, None, labels=("score",)),
 }
 if missing := FAMILY_OF.keys() - KINDS.keys():
     raise NotImplementedError(
@@ -371,8 +392,11 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:
-    """Whether transformers has a class for it. Of its text classifiers, only EuroBERT's has a head like ours."""
-    known = kind.auto is not AutoModelForSequenceClassification
+    """Whether transformers has a class for it. Of its text classifiers, only EuroBERT's has a head like ours.
+
+    EuroBERT has no class for multiple choice, and those of other models pool otherwise.
+    """
+    known = kind.auto not in (AutoModelForSequenceClassification, AutoModelForMultipleChoice)
     return not kind.labels or (known and type(trunk.config) in kind.auto._model_mapping)
 
 

@@ -22,7 +22,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
-from biphase.specs import Answer, Classify, Regress, Retrieve, Splits, Tag, Task
+from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Splits, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form, LabelledText, Numbering, columns_of, filled
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
@@ -48,6 +48,12 @@ LABELS = (
     "answer",
 )  # fmt: skip
 NUMBERS = ("label", "score", "similarity_score", "similarity", "rating", "value", "target", "labels")
+CONTEXTS, QUESTIONS = (
+    ("context", "passage", "article"),
+    ("question", "query", "startphrase", "ctx", "premise", "prompt"),
+)
+CHOICES, RIGHT = ("choices", "options", "endings"), ("answerkey", "answer", "label", "correct")
+CHOICE_COLUMN = re.compile(r"(choice|option|ending|sol)_?([0-9]|[a-eA-E])")
 IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
@@ -390,8 +396,14 @@ def _family(columns: Sequence[str]) -> str:
     names = set(columns)
     if names & set(WORDS.split("|")) and names & set(TAGS.split("|")):
         return FAMILY_OF[Tag]
+    if {name.lower() for name in columns} & set(CHOICES) or len(_choice_columns(columns)) > 1:
+        return FAMILY_OF[Choose]
     asks = {"question", "context"} <= names and names & set(ANSWERS.split("|"))
     return FAMILY_OF[Answer if asks else Classify]
+
+
+def _choice_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted(filter(CHOICE_COLUMN.fullmatch, columns)))
 
 
 def _label_and_text(data: Folder, own: OwnData, usual: Sequence[str], what: str) -> tuple[str, str]:
@@ -414,6 +426,51 @@ def _label_and_text(data: Folder, own: OwnData, usual: Sequence[str], what: str)
 def _regress(data: Folder, own: OwnData) -> Regress:
     number, text = _label_and_text(data, own, NUMBERS, "number")
     return Regress(text, number)
+
+
+def _multilabel(data: Folder, own: OwnData) -> MultiLabel:
+    """A column of lists; or, if there is none, a column of 0 and 1 for each label."""
+    whose, columns, given = data.whose, data.columns, _given_labels(data.whose, own, MultiLabel)
+    text = own.text or data.first(TEXTS)
+    if not text:
+        raise SpecError(f"{whose}: say what the text is: --text COLUMN, one of {', '.join(columns)}")
+    text = _template(whose, text, columns)
+    column = own.label or ("" if given and set(given) <= set(columns) else data.first(LABELS))
+    if not column:
+        others = [name for name in columns if name not in columns_of("", text) and name.lower() not in IDS]
+        names = given or tuple(
+            name for name in others if {str(value) for value in _cells(whose, data.source, name)} <= MARKS
+        )
+        if len(names) < 2:
+            raise SpecError(
+                f"{whose}: say which column holds the list of labels: --label COLUMN, or which columns hold 0 or 1 for a "
+                f"label each: --labels NAMES, of {', '.join(columns)}"
+            )
+        return MultiLabel(text, names, label="")
+    if not given:
+        values = values_of(whose, data.source, column, lists=True)
+        given = named(whose, data.source, data.root, column, values) or in_order(whose, column, values)
+    return MultiLabel(text, given, label=column)
+
+
+MARKS = {"0", "1", "0.0", "1.0", "False", "True", "false", "true"}
+
+
+def _choose(data: Folder, own: OwnData) -> Choose:
+    whose, columns = data.whose, data.columns
+    choices = (data.first(CHOICES),) if data.first(CHOICES) else _choice_columns(columns)
+    answer = own.label or data.first(RIGHT)
+    asked = [name for name in (data.first(CONTEXTS), data.first(QUESTIONS)) if name]
+    text = own.text or "\n".join(f"{{{name}}}" for name in asked)
+    if not choices or answer not in columns or not text:
+        raise SpecError(
+            f"{whose}: of the columns {', '.join(columns)} one must hold the list of choices (choices, options or endings), "
+            "or one each a choice (choice1, choice2, …), one the right one (--label COLUMN), and one the question "
+            "(--text COLUMN, or a template like --text '{question} {choice}')"
+        )
+    text = text if "{" in text else f"{{{text}}}"
+    text = text if "{choice}" in text else f"{text}\n{{choice}}"
+    return Choose(_template(whose, text, (*columns, "choice")), choices, answer)
 
 
 def _classify(data: Folder, own: OwnData) -> Classify:
@@ -466,7 +523,7 @@ def _usual_text(data: Folder, label: str) -> str:
     return data.first([name for name in TEXTS if name != label]) or data.other_than(label)
 
 
-def _given_labels(whose: str, own: OwnData, kind: type[Classify | Tag]) -> tuple[str, ...]:
+def _given_labels(whose: str, own: OwnData, kind: type[Classify | Tag | MultiLabel]) -> tuple[str, ...]:
     """Return the labels that --labels lists, else those of the catalog task whose model is scored, if any."""
     labels = tuple(name.strip() for name in own.labels.split(",")) if own.labels else ()
     if labels and (len(set(labels)) < max(2, len(labels)) or "" in labels):
@@ -536,6 +593,8 @@ INFERRED = {
     FAMILY_OF[Tag]: _tag,
     FAMILY_OF[Answer]: _answer,
     FAMILY_OF[Regress]: _regress,
+    FAMILY_OF[MultiLabel]: _multilabel,
+    FAMILY_OF[Choose]: _choose,
 }
 
 

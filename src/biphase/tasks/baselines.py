@@ -2,6 +2,7 @@
 
     SC   TF-IDF of words and word pairs, and logistic regression
     TC   the most frequent tag of each word in the training sentences; of an unknown word, the most frequent tag of all
+    ML   TF-IDF of words and word pairs, and a logistic regression for each label
     IR   BM25 over the words of documents
     SR   TF-IDF of words and word pairs, and ridge regression; of text pairs, the cosine of their TF-IDF vectors
 
@@ -37,6 +38,24 @@ def tfidf_labels(
 
     model = LogisticRegression(C=4.0, max_iter=300).fit(words.transform(texts), labels)
     return [model.predict(words.transform(part)) for part in parts]
+
+
+def tfidf_label_sets(
+    texts: Sequence[str], labels: np.ndarray, *parts: Sequence[str]
+) -> list[np.ndarray] | None:
+    """Return which labels (n, labels) a logistic regression for each label predicts; None: too many texts."""
+    words = _tfidf(texts, features=MOST_WEIGHTS // labels.shape[1])
+    if words is None:
+        return None
+    from sklearn.linear_model import LogisticRegression
+
+    counts, read = words.transform(texts), [words.transform(part) for part in parts]
+    found = [np.zeros((len(part), labels.shape[1]), bool) for part in parts]
+    for label, marks in enumerate(labels.T):
+        model = LogisticRegression(C=4.0, max_iter=300).fit(counts, marks) if len(set(marks)) > 1 else None
+        for said, part in zip(found, read, strict=True):
+            said[:, label] = model.predict(part) if model else marks[0]
+    return found
 
 
 def tfidf_numbers(

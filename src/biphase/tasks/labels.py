@@ -33,7 +33,7 @@ def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = F
     for place, (value,) in read_rows(whose, files, (column,)):
         wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
         if isinstance(value, list) and not lists:
-            wrong = "has a list, and one label a row is read,"
+            wrong = "has a list, and one label a row is read unless you type --family ML,"
         for label in value if isinstance(value, list) and lists else (value,):
             wrong = wrong or _no_label(label)
         if wrong:

@@ -6,9 +6,11 @@
     QA  answers           token_set_f1         answer_f1, exact_match
     IR  ranking           paper_ndcg@10        ndcg@10, mrr@10, recall@100
     SR  regression        –                    pearson, spearman, pearson_spearman
+    ML  multilabel        –                    micro_f1, macro_f1
+    MC  multiple choice   –                    accuracy
 
 Values are computed per example, so that two models can be compared example by example and a test set resampled. The
-score of a set is the mean of its examples, with these exceptions: entity F1 is computed by `entity_f1` from three
+score of a set is the mean of its examples, with these exceptions: entity F1 and micro F1 are computed from three
 counts per example, a correlation from the pairs of predicted and true number, macro F1 and MCC from the labels of the
 whole set. Values are stored as float32; take their mean in float64 (`values.mean(dtype=float)`).
 
@@ -61,6 +63,20 @@ def macro_f1(counts: NDArray[np.float64]) -> float:
     """Return the unweighted mean F1 over the labels that occur among gold or predicted ones."""
     occurs = counts.sum(axis=0) + counts.sum(axis=1)  # F1 = 2 right / (predicted + gold)
     return float((2 * np.diag(counts)[occurs > 0] / occurs[occurs > 0]).mean())
+
+
+def multilabel_scores(predicted: NDArray[np.bool_], gold: NDArray[np.bool_]) -> dict[str, float]:
+    """Return micro and macro F1 of the labels (n, labels) of texts; macro over labels that occur, as `macro_f1`."""
+    right, occurs = (predicted & gold).sum(axis=0), predicted.sum(axis=0) + gold.sum(axis=0)
+    known = occurs > 0
+    each = 2 * right[known] / occurs[known]
+    micro = 2 * right.sum() / max(1, occurs.sum())  # 0 if nothing is right, also if there was nothing to find
+    return {"micro_f1": float(micro), "macro_f1": float(each.mean()) if known.any() else 0.0}
+
+
+def label_counts(predicted: NDArray[np.bool_], gold: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the numbers of correct, predicted and true labels of each text: (n, 3)."""
+    return np.stack([one.sum(axis=1) for one in (predicted & gold, predicted, gold)], -1).astype(np.int32)
 
 
 def mcc(counts: NDArray[np.float64]) -> float:

@@ -11,6 +11,7 @@ from sklearn.metrics import f1_score
 from transformers import EuroBertForSequenceClassification
 
 from biphase import CATALOG, Finetune
+from biphase.fast.trunk import FusedTrunk
 from biphase.finetune.encoder import per_text
 from biphase.finetune.families import family_of
 from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, rows_of, score
@@ -136,7 +137,7 @@ def test_the_loss_is_that_of_transformers_for_the_problem_type(tokens, tokenizat
 @EVERY
 def test_true_targets_are_learned_and_random_ones_are_not(make, tokenization, encoder, options):
     # Random targets: 3.7 standard deviations of a score of 100 examples on either side of a guess.
-    best, chance, most = {"SR": (0.8, 0.0, 0.37), "ML": (0.95, 0.5, 0.16), "MC": (0.95, 0.36, 0.18)}[
+    best, chance, most = {"SR": (0.8, 0.0, 0.37), "ML": (0.85, 0.5, 0.18), "MC": (0.95, 0.36, 0.18)}[
         make(tokenization, train=8).task.family
     ]
     for random_targets in (False, True):
@@ -295,3 +296,74 @@ def test_a_long_question_is_cut_at_its_beginning_so_that_the_choice_remains(toke
     one, other = some.choices["test"][0], some.choices["test"][1]
     assert len(one) == len(other) == tokenization.length
     assert not np.array_equal(one, other)
+
+
+# ---------------------------------------------------------------- the best epoch
+
+
+def epochs_of(tuner, some, seed=0, **more):
+    """The model with the best epoch, the weights after every epoch, and the summary."""
+    after = {}
+
+    def tell(step, steps):
+        if step % some.epoch == 0 or step == steps:
+            after[step] = {name: value.clone() for name, value in tuner.grid.model.state_dict().items()}
+
+    spec = replace(SPEC, best_epoch=True)
+    model, trained = tuner.finetune(some, spec, lr=2e-2, seed=seed, tell=tell, **more)
+    return model, after, trained
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_weights_of_the_epoch_that_is_best_on_validation_are_kept(fused, two_kinds, encoder, options):
+    some = two_kinds(train=40, held_out=30, batch=8, steps=23)
+    tuner = FineTuner(encoder(), options())
+    if fused:
+        tuner.encoder.fused = FusedTrunk(tuner.encoder.trunk, torch.float32)
+    for seed in range(3):
+        model, after, trained = epochs_of(tuner, some, seed)
+        assert list(after) == [5, 10, 15, 20, 23]
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+        kept_score = score(model, some, tuner.options)["validation"].metrics["accuracy"]
+        reached = {}
+        for step, weights in after.items():
+            model.load_state_dict(weights)
+            tuner.encoder.refresh()
+            reached[step] = score(model, some, tuner.options)["validation"].metrics["accuracy"]
+        best = max(reached, key=reached.__getitem__)  # of equal ones the first
+        assert trained.best == (best, kept_score)
+        assert all(torch.equal(kept[name], after[best][name]) for name in kept)
+        assert trained.steps == 23, "all steps are trained"
+
+
+def test_the_best_epoch_is_chosen_without_test_examples(two_kinds, encoder, options):
+    chance = random.Random(1)
+    outcomes = []
+    for of_test in ([n % 2 for n in range(30)], [chance.randrange(2) for _ in range(30)]):
+        labels = [n % 2 for n in range(70)] + of_test
+        some = two_kinds(train=40, held_out=30, batch=8, steps=20, labels=labels)
+        model, _, trained = epochs_of(FineTuner(encoder(), options()), some)
+        outcomes.append((trained.best, {name: value.clone() for name, value in model.state_dict().items()}))
+    assert outcomes[0][0] == outcomes[1][0]
+    assert all(torch.equal(outcomes[0][1][name], outcomes[1][1][name]) for name in outcomes[0][1])
+
+
+@pytest.mark.parametrize("at", [3, 7, 12, 20])
+def test_stopped_before_or_after_the_best_epoch_it_goes_on_to_the_same_bits(
+    at, two_kinds, encoder, options, tmp_path
+):
+    some = two_kinds(train=40, held_out=30, batch=8, steps=20)
+    store, asked = Store(tmp_path), iter(range(99))
+    kept = Checkpoints(store, KEY, steps=99 if at < 20 else 20)
+    stop = {"stop": lambda: next(asked) >= at - 1} if at < 20 else {}
+    model, _, trained = epochs_of(FineTuner(encoder(), options()), some, checkpoints=kept, **stop)
+    assert trained.steps == at
+    if at == 20:  # trained, and stopped while it was scored
+        tuner = FineTuner(encoder(), options())
+        model, _, trained = epochs_of(tuner, some)
+        assert kept.save(*tuner.grid.tensors(), trained.about())
+    again = Checkpoints(store, KEY, steps=99)
+    model, _, trained = epochs_of(FineTuner(encoder(), options()), some, checkpoints=again)
+    whole, _, wanted = epochs_of(FineTuner(encoder(), options()), some)
+    assert (trained.best, trained.losses) == (wanted.best, wanted.losses)
+    assert all(torch.equal(value, whole.state_dict()[name]) for name, value in model.state_dict().items())

@@ -178,8 +178,12 @@ class FamilyTrainer(ABC):
     @property
     def steps(self) -> int:
         """Optimizer steps of a fine-tuning; a batch never crosses the end of an epoch."""
-        per_epoch = -(-self.size // self.task.batch)
-        return per_epoch * self.task.epochs if self.task.epochs else self.task.steps
+        return self.epoch * self.task.epochs if self.task.epochs else self.task.steps
+
+    @property
+    def epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return -(-self.size // self.task.batch)
 
     @property
     def metric(self) -> str:

@@ -25,6 +25,7 @@ from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
 
 __all__ = [
     "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Choose", "Chunks", "Claim", "Classify", "Corpus",
-    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "MultiLabel", "Objective", "Packing", "Phase",
-    "Pretrain", "Pretrained", "Regress", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task",
+    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "MultiLabel", "Objective",
+    "Packing", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study",
+    "Tag", "Task",
 ]  # fmt: skip

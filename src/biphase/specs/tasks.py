@@ -504,8 +504,8 @@ class Choose(Form):
     """One of several choices per question. `text` is the template of a choice: "{question} {choice}".
 
     `choices` is a column with a list of texts, or {"label": […], "text": […]} as in CommonsenseQA, or the names of one
-    column for each choice. `answer` holds the label of the right choice, its number from 0, its letter from A, or its
-    text.
+    column for each choice. `answer` holds the label of the right choice, its text, its number from 0, or its letter
+    from A.
     """
 
     text: str = "{question} {choice}"
@@ -561,10 +561,10 @@ def _choices(values: Sequence[Any]) -> tuple[list[str], list[Any]]:
 
 def _answer_among(answer: Any, names: Sequence[str], texts: Sequence[Any]) -> int:
     """Return the index of the right choice."""
-    said = str(int(answer)) if isinstance(answer, (float, bool)) and answer == int(answer) else str(answer)
-    written = [str(text) for text in texts]
-    letters = [chr(ord("A") + place) for place in range(len(texts))]
-    for known in (names, [str(place) for place in range(len(texts))], letters, written):
+    said = str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
+    places, letters = zip(*((str(place), chr(ord("A") + place)) for place in range(len(texts))), strict=True)
+    written = [str(text) for text in texts] if isinstance(answer, str) else []  # a number is a place
+    for known in (names, written, places, letters):
         if said in known:
             return list(known).index(said)
     if said in ("-1", "", "None"):

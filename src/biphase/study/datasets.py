@@ -470,7 +470,7 @@ def _choose(data: Folder, own: OwnData) -> Choose:
         )
     text = text if "{" in text else f"{{{text}}}"
     text = text if "{choice}" in text else f"{text}\n{{choice}}"
-    return Choose(_template(whose, text, (*columns, "choice")), choices, answer)
+    return Choose(_template(whose, text, (*columns, "choice")) if own.text else text, choices, answer)
 
 
 def _classify(data: Folder, own: OwnData) -> Classify:

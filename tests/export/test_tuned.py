@@ -248,7 +248,7 @@ def test_numbers_and_label_sets_are_text_classifiers_of_their_problem_type(
     assert config["problem_type"] == problem
     text = "a good beast at this place"
     right = per_text(again.model, ids_of(again, [text]), OPTIONS)[0]
-    said = pipeline("text-classification", model=str(made.folder), device="cpu", top_k=None)(text)
+    (said,) = pipeline("text-classification", model=str(made.folder), device="cpu", top_k=None)([text])
     said = {answer["label"]: answer["score"] for answer in said}
     wanted = [right.item()] if problem == "regression" else right.sigmoid().tolist()
     assert list(said) != []

@@ -617,7 +617,8 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     level = (Looks(looks).level(looks[-1]) if looks else ALPHA) / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
     # Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
-    assumed = {short: family.assumed_sd[_small(plan)] for short, family in FAMILIES.items()}
+    shown = set(study.families).union(*(claim.statement.on for claim in claims))
+    assumed = {short: FAMILIES[short].assumed_sd[_small(plan)] for short in FAMILIES if short in shown}
 
     def sd_of(task: str) -> float:
         return measured.get(task, assumed[study.tasks[task].family])

@@ -59,7 +59,7 @@ class Cell:
     def around(self) -> str:
         """The interval over seeds in percent, to print beside the mean; empty if there is none."""
         seeds = self.score.seeds
-        return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high)
+        return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high, -100.0)  # cut already
 
 
 @dataclass(frozen=True)

@@ -243,7 +243,7 @@ def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]
 def with_half(seeds: Estimate) -> str:
     """A mean and its interval, given as shares of one: "84.89 ± 0.18%"."""
     mean, low, high = 100 * seeds.mean, 100 * seeds.low, 100 * seeds.high
-    return f"{fixed(mean)} {beside(mean, low, high)}".rstrip() + "%"
+    return f"{fixed(mean)} {beside(mean, low, high, -100.0)}".rstrip() + "%"
 
 
 # ---------------------------------------------------------------- objectives

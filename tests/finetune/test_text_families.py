@@ -195,6 +195,21 @@ def test_stopped_it_goes_on_to_the_same_bits(make, tokenization, encoder, option
     assert all(np.array_equal(resumed[2][name], whole[2][name]) for name in whole[2])
 
 
+@EVERY
+def test_a_dataset_without_a_train_part_is_scored_with_the_model_of_another_task(
+    make, tokenization, encoder, options
+):
+    some = make(tokenization, batch=16, steps=2)
+    other = make(tokenization, train=0)
+    assert other.inputs[0].flat.size == 0
+    tuner = FineTuner(encoder(), options())
+    model, _ = tuner.finetune(some, SPEC, lr=5e-3, seed=0)
+    for part, scored in score(model, other, tuner.options).items():
+        assert set(scored.metrics) == set(some.form.metrics)
+        assert other.baselines["trivial"][other.metric][part] is not None
+    assert "lexical" not in other.baselines
+
+
 # ---------------------------------------------------------------- regression
 
 

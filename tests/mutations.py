@@ -612,6 +612,32 @@ MUTATIONS = [
         "scores depend on the blocks of documents",
         subtle=True,
     ),
+    Mutation(
+        "the best epoch by test scores",
+        "finetune/trial.py",
+        'score(model, grid.family, options, PARTS[:1])["validation"]',
+        'score(model, grid.family, options, PARTS[1:])["test"]',
+        "finetune/test_text_families.py::test_the_best_epoch_is_chosen_without_test_examples",
+        "selection sees test scores",
+    ),
+    Mutation(
+        "choices that do not exist compete",
+        "finetune/families.py",
+        'scores.masked_fill(absent, float("-inf"))',
+        "scores",
+        "finetune/test_text_families.py::test_the_loss_of_choices_is_that_of_a_softmax_over_the_scores_of_each_question",
+        "questions with fewer choices are trained against texts of one token",
+        subtle=True,
+    ),
+    Mutation(
+        "ranks of the whole test set in its resamples",
+        "tasks/metrics.py",
+        "_pearson(_ranks(x, counts), _ranks(y, counts), counts)",
+        "_pearson(_ranks(x, np.ones(len(x))), _ranks(y, np.ones(len(y))), counts)",
+        "tasks/test_metrics.py::test_correlations_are_those_of_scipy_also_where_examples_occur_several_times",
+        "the interval of Spearman's correlation is not that of the statistic",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ statistics
     Mutation(
         "Holm without its monotonic step",

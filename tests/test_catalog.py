@@ -2,7 +2,7 @@
 
 import re
 
-from biphase.catalog import CATALOG, TASKS
+from biphase.catalog import CATALOG, PRESETS, TASKS
 from biphase.specs import Finetune, Retrieve, Tag
 from biphase.store import Store
 from biphase.study.plan import identities
@@ -58,14 +58,39 @@ def test_retrieval_is_trained_once_on_pairs_and_shared():
 
 
 def test_every_task_is_filed_under_its_own_name_and_their_keys_need_no_network(tmp_path):
-    assert len(CATALOG) == 22
+    assert len(CATALOG) == 28
     assert all(task.name == name for name, task in CATALOG.items())
     store = Store(tmp_path)
     known = identities(store)
     keys = {name: known.task(task) for name, task in CATALOG.items()}
-    assert len(set(keys.values())) == 22
+    assert len(set(keys.values())) == 28
     assert all(re.fullmatch("[0-9a-f]{32}", one) for one in keys.values())
     assert keys == {name: task_key(task, store) for name, task in CATALOG.items()}
+
+
+def test_presets_have_the_values_that_the_papers_print():
+    epochs = {name: {task.name: task.epochs for task in preset.tasks} for name, preset in PRESETS.items()}
+    eight = ["cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte"]
+    assert epochs["bert-glue"] == dict.fromkeys(eight, 3)
+    assert epochs["roberta-glue"] == dict.fromkeys(eight, 10)
+    assert epochs["modernbert-glue"] == dict(zip(eight, (5, 2, 10, 10, 10, 1, 2, 3), strict=True))
+    values = {
+        name: (
+            preset.lrs,
+            preset.warmup,
+            preset.optimizer.weight_decay,
+            preset.optimizer.betas[1],
+            preset.best_epoch,
+        )
+        for name, preset in PRESETS.items()
+    }
+    assert values == {
+        "bert-glue": ((2e-5, 3e-5, 4e-5, 5e-5), 0.1, 0.01, 0.999, False),
+        "roberta-glue": ((1e-5, 2e-5, 3e-5), 0.06, 0.1, 0.98, True),
+        "modernbert-glue": ((1e-5, 3e-5, 5e-5, 8e-5), 0.06, 0.1, 0.98, True),
+    }
+    assert {task.batch for task in PRESETS["modernbert-glue"].tasks} == {64}
+    assert all(CATALOG[task.name].form == task.form for preset in PRESETS.values() for task in preset.tasks)
 
 
 def test_what_is_on_the_hub_is_pinned_by_a_commit_or_known_not_to_be():

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from biphase.catalog import TASKS
 from biphase.keys import Identities, Keyring, checkpoint_key, data_key, finetuning_key, trial_key
 from biphase.presets import SIZES, corpus_of
+from biphase.records import encode
 from biphase.specs import (
     BPE,
     CLM,
@@ -297,3 +298,12 @@ def test_the_key_of_a_trial_is_the_same_on_every_machine():
     other = Finetune(TASKS[:1], protocol="standard", optimizer=AdamW(weight_decay=0.01))
     assert tuned(other, seed=3) == "ad28431b10a321c6f79d898833b36bbf"
     assert trial_key("training", "task", "judged") == "82297c7a2f493366422daf8f1c5428a7"
+
+
+def test_the_choice_of_the_epoch_is_another_fine_tuning_and_its_default_changes_no_key():
+    spec = Finetune(TASKS)
+    plain, chosen = (
+        finetuning_key("m", "t", one, lr=1e-5, seed=0) for one in (spec, replace(spec, best_epoch=True))
+    )
+    assert plain != chosen
+    assert "best_epoch" not in encode(spec)

@@ -1,12 +1,12 @@
 """biphase: pretrain text encoders with causal and masked objectives, and measure which is better."""
 
 from biphase import specs
-from biphase.catalog import CATALOG, TASKS
+from biphase.catalog import CATALOG, PRESETS, TASKS
 from biphase.presets import CORPORA, LLAMA3, SIZES
 from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__
 
-__all__ = [*specs.__all__, "CATALOG", "CORPORA", "LLAMA3", "SIZES", "TASKS", "__version__", "load"]  # noqa: F405
+__all__ = [*specs.__all__, "CATALOG", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "load"]  # noqa: F405
 
 
 def __getattr__(name: str) -> object:

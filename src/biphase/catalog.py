@@ -1,5 +1,7 @@
 """Datasets by name: the paper's twelve (`TASKS`), and more (`MORE_TASKS`). docs/tasks.md explains how to add one.
 
+`PRESETS` are fine-tuning protocols of other papers on GLUE, as `Finetune` records; docs/evaluation.md compares them.
+
 Sources on the hub are pinned by commit. For two of the paper's own copies (hgissbkh/uner_en and hgissbkh/record) no
 commit is known here: they are read from a local folder (`--data`), or from the hub once a commit is named (`Task.pin`).
 Instead of the paper's copies of three more datasets and of the MS MARCO training pairs, the public originals are used:
@@ -9,8 +11,22 @@ are re-uploads of these).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from biphase.records import ByName
-from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
+from biphase.specs import (
+    AdamW,
+    Answer,
+    Choose,
+    Classify,
+    Finetune,
+    MultiLabel,
+    Regress,
+    Retrieve,
+    Splits,
+    Tag,
+    Task,
+)
 
 _GLUE = "hf://nyu-mll/glue@bcdcba79d07bc864c1c254ccfcedcce55bcc9a8c"
 _PAIRS = "hf://sentence-transformers/msmarco-bm25@f710ec18ffdab0f4a216bb4b2f466d7a04a3a7f2/triplet/train*"
@@ -34,6 +50,13 @@ _EIGHTEEN = (
     "B-ORG", "I-ORG", "B-PERCENT", "I-PERCENT", "B-ORDINAL", "B-MONEY", "I-MONEY", "B-WORK_OF_ART",
     "I-WORK_OF_ART", "B-FAC", "B-TIME", "I-CARDINAL", "B-LOC", "B-QUANTITY", "I-QUANTITY", "I-NORP", "I-LOC",
     "B-PRODUCT", "I-TIME", "B-EVENT", "I-EVENT", "I-FAC", "B-LANGUAGE", "I-PRODUCT", "I-ORDINAL", "I-LANGUAGE",
+)  # fmt: skip
+
+# The order of the label numbers in google-research-datasets/go_emotions.
+_EMOTIONS = (
+    "admiration", "amusement", "anger", "annoyance", "approval", "caring", "confusion", "curiosity", "desire",
+    "disappointment", "disapproval", "disgust", "embarrassment", "excitement", "fear", "gratitude", "grief", "joy",
+    "love", "nervousness", "optimism", "pride", "realization", "relief", "remorse", "sadness", "surprise", "neutral",
 )  # fmt: skip
 
 # 5% of train chooses the rate; the public validation part is reported.
@@ -108,6 +131,32 @@ TASKS = (
 MORE_TASKS = (
     _glue("rte", "Premise: {sentence1}\nHypothesis: {sentence2}", ("entailment", "not_entailment")),
     _glue("cola", "{sentence}", ("unacceptable", "acceptable")),
+    _glue("mrpc", "Sentence 1: {sentence1}\nSentence 2: {sentence2}", ("not_equivalent", "equivalent")),
+    _glue("qnli", "Question: {question}\nSentence: {sentence}", ("entailment", "not_entailment")),
+    Task(
+        "stsb",
+        Regress("Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
+        f"{_GLUE}/stsb",
+        _ON_VALIDATION,
+    ),
+    Task(
+        "go_emotions",
+        MultiLabel("{text}", _EMOTIONS),
+        "hf://google-research-datasets/go_emotions@add492243ff905527e67aeb8b80c082af02207c3/simplified",
+        _OFFICIAL,
+    ),
+    Task(
+        "commonsense_qa",
+        Choose("{question}\n{choice}", answer="answerKey"),
+        "hf://tau/commonsense_qa@94630fe30dad47192a8546eb75f094926d47e155/data",
+        _ON_VALIDATION,
+    ),
+    Task(
+        "swag",
+        Choose("{startphrase} {choice}", ("ending0", "ending1", "ending2", "ending3"), answer="label"),
+        "hf://allenai/swag@dc48148372b3853a9c7bae7bb06c161b46d8364a/regular",
+        _ON_VALIDATION,
+    ),
     Task(
         "ag_news",
         Classify("{text}", ("World", "Sports", "Business", "Sci/Tech")),
@@ -144,3 +193,55 @@ MORE_TASKS = (
 )
 
 CATALOG = ByName("task", {task.name: task for task in (*TASKS, *MORE_TASKS)})
+
+
+# ---------------------------------------------------------------- protocols of other papers
+# Splits, templates, heads and metrics are those of the catalog: validation is 5% of train and the public validation part
+# is reported, where these papers choose and report on the public validation part. Every task starts from the pretrained
+# model; RoBERTa's leaderboard entry and ModernBERT start RTE, MRPC and STS-B from the model of MNLI.
+
+
+def _on_glue(batch: int, **epochs: int) -> tuple[Task, ...]:
+    return tuple(replace(CATALOG[name], epochs=count, batch=batch) for name, count in epochs.items())
+
+
+_GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+
+# Devlin et al. 2019 (arXiv:1810.04805), section 4.1: batch 32, 3 epochs, the best of four rates on dev. Warmup, weight
+# decay, ε and β2 are those of its code: run_classifier.py and optimization.py of google-research/bert (eedf571).
+BERT_GLUE = Finetune(
+    _on_glue(32, **dict.fromkeys(_GLUE_TASKS, 3)),
+    lrs=(2e-5, 3e-5, 4e-5, 5e-5),
+    protocol="standard",
+    warmup=0.1,
+    optimizer=AdamW(betas=(0.9, 0.999), eps=1e-6, weight_decay=0.01),
+)
+
+# Liu et al. 2019 (arXiv:1907.11692), section 5.1 and table 10: batch 16 or 32 (here 32), at most 10 epochs with early
+# stopping on dev, three rates, warmup 6%, weight decay 0.1, five seeds; β2 and ε are those of its pretraining (table 9).
+ROBERTA_GLUE = Finetune(
+    _on_glue(32, **dict.fromkeys(_GLUE_TASKS, 10)),
+    lrs=(1e-5, 2e-5, 3e-5),
+    protocol="standard",
+    warmup=0.06,
+    optimizer=AdamW(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1),
+    best_epoch=True,
+)
+
+# Warner et al. 2024 (arXiv:2412.13663), appendix E.1 and table 6 (base): batch 64, four rates, epochs by task, early
+# stopping. β2 and ε are those of its code, src/evals/glue_jobs.py of AnswerDotAI/ModernBERT (8c57a0f), warmup that of
+# its yamls/finetuning/glue. Its weight decays, most of them 5e-6, are subtracted per step at the peak rate without being
+# multiplied by it; at a rate of 5e-5 that is torch's 0.1.
+MODERNBERT_GLUE = Finetune(
+    _on_glue(64, cola=5, sst2=2, mrpc=10, stsb=10, qqp=10, mnli=1, qnli=2, rte=3),
+    lrs=(1e-5, 3e-5, 5e-5, 8e-5),
+    protocol="standard",
+    warmup=0.06,
+    optimizer=AdamW(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1),
+    best_epoch=True,
+)
+
+PRESETS = ByName(
+    "preset",
+    {"bert-glue": BERT_GLUE, "roberta-glue": ROBERTA_GLUE, "modernbert-glue": MODERNBERT_GLUE},
+)

@@ -124,6 +124,7 @@ def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: in
             "optimizer": encode(spec.optimizer),
             "causal": spec.causal,
             **({"share": share} if share < 1 else {}),
+            **({"best_epoch": True} if spec.best_epoch else {}),
         }
     )
 

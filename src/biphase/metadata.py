@@ -24,7 +24,7 @@ from biphase.errors import BiphaseError, StoreError, one_line
 from biphase.keys import data_key
 from biphase.records import decode, is_key
 from biphase.specs import Corpus, Pretrain
-from biphase.specs.tasks import FAMILIES, RANGES
+from biphase.specs.tasks import ARRAYS, FAMILIES, RANGES
 from biphase.store import read_verified
 
 CARD, CHECKPOINT, LINES, TRIAL = "card.json", "checkpoint.json", "metrics.jsonl", "trial.json"
@@ -190,33 +190,35 @@ NUMBERS = {
     "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
 }  # fmt: skip
 MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
-COUNTS = "entity_counts"  # per example: correct, predicted and true entities
+NUMBERS_OF = dict(ARRAYS.values())  # of arrays with several numbers for each example, how many
 
 
 def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
     """Check the per-example values of the trial `about`.
 
-    Each array must hold one finite number per example (three counts for entities), within the metric's range, and its
-    mean must equal the score.
+    Each array must hold one finite number per example, within the metric's range, and its mean must equal the score; or
+    several numbers, as the three counts of entities, which must not be negative.
     """
     import numpy as np
 
     for name, array in check_arrays(file, content):
         part, _, metric = name.partition("/")
         examples, score = about["examples"][part], about["scores"][part].get(metric)
-        shape = [examples, 3] if metric == COUNTS else [examples]
-        low, high = (0.0, np.inf) if metric == COUNTS else RANGES.get(metric, (0.0, 1.0))
+        several = NUMBERS_OF.get(metric, 0)
+        shape = [examples, several] if several else [examples]
+        beyond = 0.0 if metric.endswith("counts") else -np.inf, np.inf
+        low, high = beyond if several else RANGES.get(metric, (0.0, 1.0))
         values = np.frombuffer(array["data"], NUMBERS[array["dtype"]]).astype(np.float64)
         wrong = ""
         if list(array["shape"]) != shape:
             wrong = f"is {array['shape']} and should be {shape}"
         elif not np.isfinite(values).all():
             wrong = "has numbers that are not finite"
-        elif metric == COUNTS or score is not None:
+        elif several or score is not None:
             mean = values.mean()
             if values.min() < low - ROUNDING or values.max() > high + ROUNDING:
                 wrong = f"goes beyond {low:g} to {high:g}"
-            elif metric != COUNTS and abs(mean - score) > MEAN:
+            elif not several and abs(mean - score) > MEAN:
                 wrong = f"is {mean:.4f} on average, and the score is {score}"
         if wrong:
             raise StoreError(f"{file}: {name!r} {wrong}")

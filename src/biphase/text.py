@@ -32,12 +32,12 @@ def short(count: float) -> str:
     return si(count).replace(" ", "").replace("G", "B")
 
 
-def beside(mean: float, low: float, high: float) -> str:
-    """Format the interval of a score in percent: "± 0.18", or "[0.00, 63.21]" if it is asymmetric or leaves 0–100."""
+def beside(mean: float, low: float, high: float, least: float = 0.0) -> str:
+    """Format the interval of a score in percent: "± 0.18", or "[0.00, 63.21]" if it is asymmetric or leaves `least`–100."""
     if not (math.isfinite(low) and math.isfinite(high)):
         return ""
-    if low < 0 or high > 100 or not math.isclose(high - mean, mean - low, abs_tol=1e-9):
-        return f"[{max(low, 0.0):.2f}, {min(high, 100.0):.2f}]"
+    if low < least or high > 100 or not math.isclose(high - mean, mean - low, abs_tol=1e-9):
+        return f"[{max(low, least):.2f}, {min(high, 100.0):.2f}]"
     return f"± {(high - low) / 2:.2f}"
 
 

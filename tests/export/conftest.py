@@ -57,6 +57,12 @@ def make_task(folder, name, form, rows, steps):
     return Task(name, form, str(folder / name), Splits(validation="validation*"), steps=steps, batch=8)
 
 
+@pytest.fixture
+def own_task(tmp_path):
+    """Makes a task of any form: `own_task(form, rows, steps)`."""
+    return lambda form, rows, steps: make_task(tmp_path, "own", form, rows, steps)
+
+
 def train(study, store, *, evaluated=None):
     from biphase.study.plan import identities, make_plan, save_plan
     from biphase.study.worker import Worker

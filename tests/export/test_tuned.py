@@ -9,7 +9,7 @@ import torch
 from families import tiny
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
-from biphase import Finetune, Hub
+from biphase import Choose, Finetune, Hub, MultiLabel, Regress
 from biphase.errors import DataError, ModelError, SpecError
 from biphase.export.card import grids_of, trial_for_task
 from biphase.export.folder import find
@@ -208,3 +208,57 @@ def test_what_transformers_has_no_class_for_is_refused_before_the_work(evaluated
         exported(trial, store, tmp_path / "out", messages.append)
     assert not any("fine-tuning" in message for message in messages)
     assert not (tmp_path / "out").exists()
+
+
+# ---------------------------------------------------------------- numbers, several labels, choices
+
+
+def rated(count, first=0):
+    return [{"text": f"{'good ' * (n % 5)}{first + n}", "label": n % 5 / 2} for n in range(count)]
+
+
+def labelled(count, first=0):
+    names = ("beast", "place")
+    return [
+        {"text": f"{' and '.join(names[: n % 3])} {first + n}", "labels": list(names[: n % 3])}
+        for n in range(count)
+    ]
+
+
+def chosen(count, first=0):
+    return [
+        {"question": f"who {first + n}?", "choices": ["a dog", "a cat"], "answer": n % 2}
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("form", "rows", "problem"),
+    [
+        (Regress("{text}"), rated, "regression"),
+        (MultiLabel("{text}", ("beast", "place")), labelled, "multi_label_classification"),
+    ],
+)
+def test_numbers_and_label_sets_are_text_classifiers_of_their_problem_type(
+    form, rows, problem, evaluated, own_task, tmp_path
+):
+    trial, store = evaluated("llama", own_task(form, rows, 6))
+    made, again = tuned(trial, store, tmp_path / "out")
+    config = json.loads((made.folder / "config.json").read_text())
+    assert config["problem_type"] == problem
+    text = "a good beast at this place"
+    right = per_text(again.model, ids_of(again, [text]), OPTIONS)[0]
+    (said,) = pipeline("text-classification", model=str(made.folder), device="cpu", top_k=None)([text])
+    said = {answer["label"]: answer["score"] for answer in said}
+    wanted = [right.item()] if problem == "regression" else right.sigmoid().tolist()
+    assert list(said) != []
+    assert said == pytest.approx(dict(zip(config["label2id"], wanted, strict=True)), rel=1e-4)
+
+
+def test_choices_are_refused_before_the_work(evaluated, own_task, tmp_path):
+    trial, store = evaluated("bert", own_task(Choose(), chosen, 3))
+    messages = []
+    with pytest.raises(ModelError, match=r"class.*multiple-choice on BertModel.*fine-tuned") as caught:
+        exported(trial, store, tmp_path / "out", messages.append)
+    assert "\n" not in str(caught.value)
+    assert not any("fine-tuning" in message for message in messages)

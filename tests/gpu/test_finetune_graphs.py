@@ -13,7 +13,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from biphase import CATALOG, SIZES, AdamW, Finetune
+from biphase import CATALOG, SIZES, AdamW, Choose, Finetune, MultiLabel, Regress
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
@@ -23,13 +23,21 @@ from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
 from biphase.store import Store
 from biphase.tasks.encode import Tokenization
-from biphase.tasks.load import load
+from biphase.tasks.load import Examples, load
 from biphase.training.loop import Graphs
 from biphase.training.optimizer import linear_rate
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
-NAMES = ["sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini"]
+NAMES = [
+    "sources-mini",
+    "wikiann-mini",
+    "squadshifts-mini",
+    "scifact-mini",
+    "numbers",
+    "label sets",
+    "choices",
+]
 EVERY = pytest.mark.parametrize("name", NAMES)
 STEPS, RATE, CLOSE = 40, 3e-4, 0.05
 
@@ -44,14 +52,37 @@ def reading():
 
 
 def spec_of(name, protocol="standard"):
-    return Finetune(CATALOG[name], protocol=protocol)
+    return Finetune(CATALOG.get(name, CATALOG["sources-mini"]), protocol=protocol)
+
+
+FORMS = {
+    "numbers": Regress("{text}"),
+    "label sets": MultiLabel("{text}", ("a book", "long", "short")),
+    "choices": Choose("{choice}", answer="answer"),
+}
+
+
+def made_of(form, rows):
+    """Examples of another family, made of classified texts; of the choices, two to four, one is from a book."""
+    for number, row in enumerate(rows):
+        if isinstance(form, Regress):
+            yield form.example([row.text, float(row.label)], "here")
+        elif isinstance(form, MultiLabel):
+            size = "long" if len(row.text) > 500 else "short"
+            yield form.example([row.text, [size, "a book"] if row.label == 2 else [size]], "here")
+        elif row.label == 2:
+            others = [one.text[:200] for one in rows[number:] + rows if one.label != 2][: 1 + number % 3]
+            yield form.example([[row.text[:200], *others], 0], "here")
 
 
 def family(name, reading, *, protocol="standard", **fields):
-    task = replace(CATALOG[name], **({"steps": STEPS, "batch": 16} | fields))
-    return family_of(
-        task, load(task, documents=spec_of(name, protocol).documents), reading, protocol=protocol
-    )
+    task = replace(spec_of(name).tasks[0], **({"steps": STEPS, "batch": 16} | fields))
+    examples = load(task, documents=spec_of(name, protocol).documents)
+    if name in FORMS:
+        form = FORMS[name]
+        parts = (list(made_of(form, rows)) for rows in (examples.train, examples.validation, examples.test))
+        task, examples = replace(task, name=name.replace(" ", "-"), form=form), Examples(*parts)
+    return family_of(task, examples, reading, protocol=protocol)
 
 
 def bench_of(precision="bf16", **fields):

@@ -11,13 +11,14 @@ import torch
 from safetensors.torch import save
 
 from biphase import CLM, Fewer, Stage, Study
-from biphase.metadata import TRIAL, VALUES
+from biphase.metadata import TRIAL, VALUES, check_values
+from biphase.records import encode
 from biphase.report import tables
 from biphase.report.content import collect
 from biphase.report.evidence import Resamples, gather
-from biphase.store import MANIFEST, publish, verify
+from biphase.store import MANIFEST, Store, publish, verify, write_json
 from biphase.study.ledger import finetunings, note_failure, read_trial, score_rows, survey_trials
-from biphase.tasks.metrics import entity_f1
+from biphase.tasks.metrics import correlations, entity_f1
 
 SELECTS = {"SC": "accuracy", "TC": "sentence_f1", "QA": "token_f1", "IR": "paper_ndcg@10"}
 
@@ -374,6 +375,37 @@ def test_resampled_scores_centre_on_the_scores(evidence):
             assert found.shape == (1000, *scores.shape)
             error = found.std(axis=0) / math.sqrt(1000)
             assert np.abs(found.mean(axis=0) - scores).max() < 5 * error.max()
+
+
+def test_a_correlation_is_computed_again_from_the_pairs_of_numbers(run, grid, plan_of, tmp_path):
+    study = Study("tiny", (run("clm", Stage(CLM(), 20)),), grid("stsb", lrs=(5e-5,), seeds=(0,)))
+    plan, store = plan_of(study), Store(tmp_path)
+    ((training, key),) = trials_of(plan).values()
+    count, chance = 300, np.random.default_rng(0)
+    true = chance.integers(0, 6, count)
+    pairs = np.stack([true + chance.normal(0, 1, count), true], -1).astype(np.float32)
+    about = {
+        "key": key, "model": training.model, "task": encode(training.task), "trained_on": None,
+        "finetune": {"protocol": study.finetune.protocol}, "lr": 5e-5, "seed": 0, "metric": "pearson_spearman",
+        "scores": dict.fromkeys(("validation", "test"), correlations(*pairs.T)),
+        "examples": {"validation": 9, "test": count}, "seconds": {"train": 1.0}, "machine": {"device": "cpu"},
+    }  # fmt: skip
+    folder = store.trials / key
+    with store.attempt("trial") as built:
+        write_json(built / TRIAL, about)
+        (built / VALUES).write_bytes(save({"test/number_pairs": torch.from_numpy(pairs)}))
+        assert publish(built, folder)
+    check_values(VALUES, (folder / VALUES).read_bytes(), read_trial(store, key))
+    evidence = gather(plan, store)
+    model, scores = evidence.models["clm"], correlations(*pairs.T)
+    assert evidence.values(model, "stsb").shape == (1, 1, count, 2)
+    draws = Resamples(evidence)
+    for metric in ("", "pearson", "spearman"):
+        found = draws.of(model, ("stsb",), metric)[:, 0, 0]
+        wanted = scores[metric or "pearson_spearman"]
+        assert found.mean() == pytest.approx(wanted, abs=5 * found.std())
+        assert 0 < found.std() < 0.2
+    assert evidence.unreadable == {}
 
 
 def test_missing_values_give_no_resamples(ledger):

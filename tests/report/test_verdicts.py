@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from small_studies import K, clm, mlm, run, study, two
+from small_studies import FAMILIES as FOUR
+from small_studies import K, claims_of, clm, mlm, run, study, two
 
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
@@ -615,3 +616,22 @@ def test_prospects_as_json(prospect):
     assert test == expected
     assert (found["B5"]["tested"], found["B5"]["tests"]) == (False, [])
     assert "retrieval (IR)" in found["B5"]["needs"]
+
+
+def test_claims_of_papers_do_not_count_families_that_their_paper_has_none_of(plan_of):
+    runs = (*BOTH, two(3 * K), two(6 * K), two(9 * K), mlm(24 * K), clm(24 * K))
+
+    def tests_of(tasks, **fields):
+        every = claims_of(plan_of(study(*runs, tasks=tasks, **fields)))
+        return {
+            claim: [(test.title, test.tasks, test.paper) for test in tests] for claim, tests in every.items()
+        }
+
+    four = tests_of(FOUR)
+    assert sum(map(bool, four.values())) > 5
+    more = (*FOUR, "stsb", "go_emotions", "swag")
+    assert tests_of(more) == four
+    own = Claim("own", "causal is better", more=runs[0].name, less=runs[1].name)
+    assert len(tests_of(more, claims=(own,))["own"]) == 7, (
+        "a claim of one's own is about all families of the study"
+    )

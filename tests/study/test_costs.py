@@ -194,9 +194,9 @@ def test_the_table_says_what_reading_the_files_finds(name, documents):
     assert listed == read
 
 
-def test_the_table_has_every_task_of_the_catalog_but_one():
+def test_the_table_has_every_task_of_the_catalog_whose_texts_could_be_measured():
     known = json.loads(TABLE.read_text())["tasks"]
-    assert set(CATALOG) - set(known) == {"record"}
+    assert set(CATALOG) - set(known) == {"record", "mrpc", "qnli", "go_emotions", "commonsense_qa", "swag"}
     assert set(known) <= set(CATALOG)
     assert all(entry["from"] for entry in known.values())
     assert sizes_of(CATALOG["record"], "judged") is None

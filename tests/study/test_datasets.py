@@ -6,9 +6,22 @@ from pathlib import Path
 
 import pytest
 
-from biphase import CATALOG, TASKS, Answer, Classify, Finetune, Retrieve, Splits, Tag, Task
+from biphase import (
+    CATALOG,
+    TASKS,
+    Answer,
+    Choose,
+    Classify,
+    Finetune,
+    MultiLabel,
+    Regress,
+    Retrieve,
+    Splits,
+    Tag,
+    Task,
+)
 from biphase.data.corpus import Absent
-from biphase.errors import SpecError
+from biphase.errors import DataError, SpecError
 from biphase.study import datasets
 from biphase.study.datasets import OwnData
 from biphase.tasks.load import load
@@ -484,6 +497,124 @@ def test_questions_may_be_answered_by_the_model_of_another_task(tmp_path):
     assert (lender.trained_on, task.trained_on, task.name) == ("", "other", "mine")
     assert len(rows_of(task).test) == 3
     assert Finetune((lender, task)).finetunings
+
+
+# ---------------------------------------------------------------- numbers, several labels, choices
+
+
+def test_numbers_are_predicted_if_the_family_says_so_from_one_text_or_two(tmp_path):
+    pairs = "sentence1,sentence2,score\n" + "".join(f"a {n},b {n},{n / 8}\n" for n in range(40))
+    folder = lay(tmp_path / "pairs", train=pairs, test=pairs)
+    refused("holds measures.*--family SR", folder, label="score")
+    task = one(folder, family="SR")
+    assert task.form == Regress("Sentence 1: {sentence1}\nSentence 2: {sentence2}", "score")
+    row = rows_of(task).test[9]
+    assert (row.number, row.columns) == (9 / 8, ("a 9", "b 9"))
+    texts = [{"review": f"t{n}", "stars": n * 1000} for n in range(40)]
+    folder = lay(tmp_path / "texts", train=texts, test=texts)
+    task = one(folder, family="SR", label="stars")
+    assert task.form == Regress("{review}", "stars")
+    (warning, *_) = [w for w in datasets.describe(task, download=False).warnings if "scale" in w]
+    assert "0 to 39000" in warning
+    known = dict(datasets.describe(task, download=False).about)
+    assert known["family"] == "SR, sequence regression"
+    assert re.fullmatch(r"'t(\d+)' → (?:\1)000", known["example"])
+
+
+@pytest.mark.parametrize("number", ["high", None, True, "nan", 1e9])
+def test_a_number_that_is_none_is_refused_with_its_place(number, tmp_path):
+    rows = [{"text": f"t{n}", "score": n / 2} for n in range(40)]
+    folder = lay(tmp_path / "own", train=[*rows, {"text": "x", "score": number}], test=rows)
+    with pytest.raises(DataError, match=r"'own': train.jsonl:41 .*'score'") as caught:
+        rows_of(one(folder, family="SR"))
+    assert "\n" not in str(caught.value)
+
+
+def test_several_labels_are_a_list_or_columns_of_0_and_1(tmp_path):
+    lists = [{"text": f"t{n}", "labels": ["b", "a"][: n % 3]} for n in range(40)]
+    folder = lay(tmp_path / "lists", train=lists, test=lists)
+    refused("--family ML", folder)
+    task = one(folder, family="ML")
+    assert task.form == MultiLabel("{text}", ("a", "b"), "labels")
+    assert [row.labels for row in rows_of(task).test[:3]] == [(), (1,), (0, 1)]
+    assert dict(datasets.describe(task, download=False).about)["labels"] == "a, b"
+    columns = "id,text,toxic,insult\n" + "".join(f"{n},t{n},{n % 2},{n % 3 // 2}\n" for n in range(40))
+    task = one(lay(tmp_path / "columns", train=columns, test=columns), family="ML")
+    assert task.form == MultiLabel("{text}", ("toxic", "insult"), "")
+    assert [row.labels for row in rows_of(task).test[:4]] == [(), (0,), (1,), (0,)]
+    folder = lay(tmp_path / "columns", train=columns, test=columns)
+    assert one(folder, family="ML", labels="insult,toxic").form.labels == ("insult", "toxic")
+    for bad, words in (({"text": "x", "labels": "a"}, "no list"), ({"text": "x", "labels": ["c"]}, "'c'")):
+        folder = lay(tmp_path / "bad", train=lists, test=[*lists, bad])
+        with pytest.raises(DataError, match=f"'bad': test.jsonl:41 .*{words}"):
+            rows_of(one(folder, family="ML"))
+    wrong = columns + "40,t,2,0\n"
+    with pytest.raises(DataError, match=r"'wrong': test.csv:42 .*2.*'toxic'"):
+        rows_of(one(lay(tmp_path / "wrong", train=columns, test=wrong), family="ML"))
+
+
+@pytest.mark.parametrize(
+    ("columns", "form"),
+    [
+        (
+            {
+                "question": "who?",
+                "choices": {"label": ["A", "B"], "text": ["a dog", "a cat"]},
+                "answerKey": "B",
+            },
+            Choose("{question}\n{choice}", "choices", "answerKey"),
+        ),
+        (
+            {"article": "long", "question": "who?", "options": ["a dog", "a cat"], "answer": "B"},
+            Choose("{article}\n{question}\n{choice}", "options", "answer"),
+        ),
+        (
+            {"ctx": "who?", "endings": ["a dog", "a cat"], "label": "1"},
+            Choose("{ctx}\n{choice}", "endings", "label"),
+        ),
+        (
+            {"premise": "who?", "choice1": "a dog", "choice2": "a cat", "label": 1},
+            Choose("{premise}\n{choice}", ("choice1", "choice2"), "label"),
+        ),
+        (
+            {"question": "who?", "choices": ["a dog", "a cat"], "answer": "a cat"},
+            Choose("{question}\n{choice}", "choices", "answer"),
+        ),
+    ],
+)
+def test_choices_as_datasets_of_the_hub_have_them(columns, form, tmp_path):
+    task = one(lay(tmp_path / "own", train=[columns] * 40, test=[columns] * 9))
+    assert task.form == form
+    row = rows_of(task).test[0]
+    assert row.answer == 1
+    assert row.texts[1].endswith("who?\na cat")
+    assert dict(datasets.describe(task, download=False).about)["family"] == "MC, multiple choice"
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"answer": "C"}, "'C'.*2 choices"),
+        ({"answer": -1}, "no answer"),
+        ({"choices": ["a"]}, "1 choices"),
+        ({"choices": "a"}, "no list of choices"),
+        ({"choices": ["a", " "]}, "without text"),
+    ],
+)
+def test_a_question_without_its_right_choice_is_refused_with_its_place(bad, words, tmp_path):
+    row = {"question": "q", "choices": ["a", "b"], "answer": 0}
+    folder = lay(tmp_path / "own", train=[row] * 40, test=[*[row] * 9, row | bad])
+    with pytest.raises(DataError, match=f"'own': test.jsonl:10 .*{words}") as caught:
+        rows_of(one(folder, family="MC"))
+    assert "\n" not in str(caught.value)
+
+
+def test_numbers_among_choices_are_texts_where_the_answer_is_a_text(tmp_path):
+    row = {"question": "1 + 1?", "choices": ["1", "2", "3"]}
+    rows = [row | {"answer": "2"}] * 40
+    assert rows_of(one(lay(tmp_path / "text", train=rows, test=rows))).test[0].answer == 1
+    rows = [row | {"answer": 2}] * 40
+    assert rows_of(one(lay(tmp_path / "place", train=rows, test=rows))).test[0].answer == 2
 
 
 # ---------------------------------------------------------------- the page

@@ -389,6 +389,11 @@ def test_a_mean_without_an_interval_says_why(scores, text):
     assert with_interval(scores) == text
 
 
+def test_the_interval_of_a_correlation_may_go_below_0():
+    assert with_interval([0.01, 0.05], "pearson") == "3.00 ± 25.41"
+    assert with_interval([-0.5, 0.5], "spearman") == "0.00 [-100.00, 100.00]"
+
+
 # ---------------------------------------------------------------- the table
 
 

@@ -10,6 +10,7 @@ import pytest
 import pytrec_eval
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from scipy.stats import pearsonr, spearmanr
 from seqeval.metrics import f1_score as seqeval_f1
 from seqeval.metrics.sequence_labeling import get_entities
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, ndcg_score
@@ -19,6 +20,8 @@ from biphase.tasks.metrics import (
     answer_f1,
     confusion,
     confusion_by_chance,
+    correlation,
+    correlations,
     entities,
     entity_counts,
     entity_f1,
@@ -315,3 +318,31 @@ def test_the_expectation_at_random_holds_beyond_ten_and_a_hundred_documents():
     every = score_rankings(orders, [judged] * len(orders), 1)
     for name, value in expected_at_random([judged], 1, documents).items():
         assert value[0] == pytest.approx(every[name].mean(dtype=float), abs=0.006), name
+
+
+# ---------------------------------------------------------------- correlations
+
+
+NUMBER_PAIRS = st.lists(st.tuples(st.integers(-3, 3), st.integers(0, 5)), min_size=2, max_size=30)
+
+
+@given(NUMBER_PAIRS, st.data())
+@pytest.mark.filterwarnings("ignore:An input array is constant")
+def test_correlations_are_those_of_scipy_also_where_examples_occur_several_times(pairs, data):
+    predicted, gold = (np.array(side) / 4 for side in zip(*pairs, strict=True))
+    times = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(gold), max_size=len(gold))))
+    times[0] += 1
+    once = correlations(predicted.astype(np.float32), gold.astype(np.float32))
+    for counts, of in ((np.ones(len(gold), int), once.__getitem__), (times, None)):
+        said, true = np.repeat(predicted, counts), np.repeat(gold, counts)
+        alike = len(set(said)) == 1 or len(set(true)) == 1
+        theirs = [0.0 if alike else of_scipy(said, true)[0] for of_scipy in (pearsonr, spearmanr)]
+        expected = dict(zip(("pearson", "spearman"), theirs, strict=True))
+        expected["pearson_spearman"] = sum(theirs) / 2
+        for name, wanted in expected.items():
+            ours = of(name) if of else correlation(name, predicted, gold, counts[None])[0]
+            assert ours == pytest.approx(wanted, abs=1e-6)
+
+
+def test_a_correlation_with_a_missing_number_is_missing():
+    assert np.isnan(correlation("spearman", np.array([1.0, np.nan]), np.ones(2), np.ones((3, 2)))).all()

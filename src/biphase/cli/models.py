@@ -97,12 +97,14 @@ LRS, SEEDS = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4", "0-4"
 def evaluate(
     model: Model,
     tasks: str = Option(
-        ..., help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
+        "", help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
     ),
+    preset: str = Option("", help="a paper's protocol on GLUE: bert-glue, roberta-glue or modernbert-glue"),
     store_folder: StoreFolder = DEFAULT_STORE,
     lrs: str = Option("", help="learning rates, comma-separated", show_default=LRS),
     seeds: str = Option("", help="seeds, comma-separated or as 0-4", show_default=SEEDS),
     steps: int = Option(0, min=0, help="fine-tuning steps per task; 0: the task's own"),
+    epochs: int = Option(0, min=0, help="fine-tuning epochs per task, instead of steps"),
     discard: Keep = 0,
     protocol: str = Option("standard", help="standard or paper, see docs/tasks.md"),
     precision: str = Option("", help="fp32, bf16 or pure-bf16; default: the protocol's, on a CPU fp32"),
@@ -110,12 +112,12 @@ def evaluate(
     documents: str = Option("", help="retrieve among judged or all; default: the protocol's"),
     data: Data = None,
     test: Path | None = Option(None, help="own data: file with the test examples"),
-    family: str = Option("", help="own data: SC, TC, QA or IR, if the columns are ambiguous"),
+    family: str = Option("", help="own data: SC, TC, QA, IR, SR, ML or MC, if the columns are ambiguous"),
     text: str = Option(
         "",
         help="own data: text column or template; TC: column of words; QA: text before the context; IR: documents",
     ),
-    label: str = Option("", help="own data: column of labels, tags or answers"),
+    label: str = Option("", help="own data: column of labels, tags, answers or numbers"),
     labels: str = Option("", help="own data: names of numbered labels in order, comma-separated"),
     query: str = Option("", help="own retrieval data: template of the queries"),
     trained_on: str = Option(
@@ -129,19 +131,32 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune any encoder or decoder on tasks over learning rates and seeds, and score it with intervals."""
+    from biphase.catalog import PRESETS
     from biphase.cluster import launch
     from biphase.store import Store
-    from biphase.study.build import evaluation, finetuning
+    from biphase.study.build import evaluation, finetuning, lengths_of
     from biphase.study.datasets import OwnData, tasks_named
     from biphase.study.load import run_named
 
     limit = launch.seconds(for_time) if for_time else None
     own = OwnData(family, text, label, labels, test, trained_on, query, zero_shot)
+    known = PRESETS[preset] if preset else None
+    tasks = tasks or ",".join(task.name for task in known.tasks) if known else tasks
     chosen = tasks_named(tasks, own, data=data, steps=steps, lrs=lrs, seeds=seeds)
+    chosen = lengths_of(chosen, preset, steps, epochs)
     default = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
+    default = (",".join(map(str, known.lrs)), SEEDS) if known else default
     precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
     grid = finetuning(
-        chosen, lrs or default[0], seeds or default[1], protocol, precision, documents, length, discard
+        chosen,
+        lrs or default[0],
+        seeds or default[1],
+        protocol,
+        precision,
+        documents,
+        length,
+        discard,
+        preset,
     )
     store = Store.open(store_folder)
     if dry_run:

@@ -74,7 +74,7 @@ class TaskScores:
         if self.rate is None:
             return "incomplete"
         test = [self.trials[self.rate, seed].about["scores"]["test"][self.metric] for seed in self.seeds]
-        return with_interval(test)
+        return with_interval(test, self.metric)
 
 
 def grids_of(model: str, store: Store) -> list[TaskScores]:

@@ -18,6 +18,7 @@ import torch
 from torch import nn
 from transformers import (
     AutoModel,
+    AutoModelForMultipleChoice,
     AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -38,7 +39,19 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.models.native import as_eurobert
 from biphase.progress import Live
 from biphase.records import decode
-from biphase.specs import Answer, Classify, Finetune, Hub, Pretrain, Retrieve, Tag, Task
+from biphase.specs import (
+    Answer,
+    Choose,
+    Classify,
+    Finetune,
+    Hub,
+    MultiLabel,
+    Pretrain,
+    Regress,
+    Retrieve,
+    Tag,
+    Task,
+)
 from biphase.specs.tasks import FAMILY_OF, Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
@@ -173,6 +186,7 @@ class Kind:
     auto: Any  # the auto class that loads it
     native: Any | None  # EuroBERT's class for it
     labels: tuple[str, ...] = ()
+    problem: str = ""  # transformers' problem_type, by which its pipeline knows what the outputs are
 
     @property
     def output(self) -> str:
@@ -186,6 +200,20 @@ KINDS: dict[type[Form], Kind] = {
     Tag: Kind("token-classification", AutoModelForTokenClassification, EuroBertForTokenClassification),
     Answer: Kind(ANSWERS, AutoModelForQuestionAnswering, None, ("start", "end")),
     Retrieve: Kind("sentence-similarity", AutoModel, EuroBertModel),
+    Regress: Kind(
+        "text-classification",
+        AutoModelForSequenceClassification,
+        EuroBertForSequenceClassification,
+        labels=("number",),
+        problem="regression",
+    ),
+    MultiLabel: Kind(
+        "text-classification",
+        AutoModelForSequenceClassification,
+        EuroBertForSequenceClassification,
+        problem="multi_label_classification",
+    ),
+    Choose: Kind("multiple-choice", AutoModelForMultipleChoice, None, labels=("score",)),
 }
 if missing := FAMILY_OF.keys() - KINDS.keys():
     raise NotImplementedError(
@@ -315,6 +343,7 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
         compared = hidden, Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
+    named |= {"problem_type": kind.problem} if kind.problem else {}
 
     def forms() -> Iterator[WrittenForm]:
         encoder = model.encoder
@@ -339,8 +368,11 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:
-    """Whether transformers has a class for it. Of its text classifiers, only EuroBERT's has a head like ours."""
-    known = kind.auto is not AutoModelForSequenceClassification
+    """Whether transformers has a class for it. Of its text classifiers, only EuroBERT's has a head like ours.
+
+    EuroBERT has no class for multiple choice, and those of other models pool otherwise.
+    """
+    known = kind.auto not in (AutoModelForSequenceClassification, AutoModelForMultipleChoice)
     return not kind.labels or (known and type(trunk.config) in kind.auto._model_mapping)
 
 

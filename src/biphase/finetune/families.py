@@ -1,4 +1,4 @@
-"""The four families of tasks: head, loss, predictions and scores of each.
+"""The families of tasks: head, loss, predictions and scores of each.
 
 A `FamilyTrainer` holds a dataset in tokens, ready to train and score any model with the same tokenization; `family_of`
 makes it once for a whole grid of learning rates and seeds. It also computes baselines that read no text, and keeps
@@ -9,6 +9,9 @@ the prediction for each example.
     TC       Linear on tokens              cross-entropy, every sub-token           sentence_f1 / entity_f1
     QA       Linear on tokens              in the answer or not / start and end     token_f1 / f1
     IR       mean pool, cosine             InfoNCE, in-batch negatives, 1/20        paper_ndcg@10 / ndcg@10
+    SR       mean pool, Linear-GELU-Linear mean squared error                       pearson_spearman
+    ML       mean pool, Linear-GELU-Linear binary cross-entropy, mean over labels   micro_f1
+    MC       the same, one score a choice  cross-entropy over an example's choices  accuracy
 
 `search` is the exact search of retrieval: no index, no approximation. Documents are embedded block by block,
 longest last, scored against all queries and discarded; only the best `KEPT` per query are kept. So memory holds the
@@ -31,17 +34,25 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
-from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead
+from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, pack
 from biphase.objectives import IGNORE
 from biphase.protocol import window_overlap
-from biphase.specs import Answer, Classify, Retrieve, Tag, Task
+from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
-from biphase.tasks.baselines import bm25_rankings, tfidf_labels, word_tags
+from biphase.tasks.baselines import (
+    bm25_rankings,
+    tfidf_cosines,
+    tfidf_label_sets,
+    tfidf_labels,
+    tfidf_numbers,
+    word_tags,
+)
 from biphase.tasks.encode import (
     NOTHING,
     Decoded,
     Ragged,
     Tokenization,
+    by_length,
     decode_spans,
     decode_tagged,
     encode_questions,
@@ -54,11 +65,14 @@ from biphase.tasks.metrics import (
     answer_f1,
     confusion,
     confusion_by_chance,
+    correlations,
     entity_counts,
     entity_f1,
     exact_match,
     expected_at_random,
+    label_counts,
     label_scores,
+    multilabel_scores,
     score_rankings,
     sentence_macro_f1,
     token_set_f1,
@@ -113,6 +127,7 @@ def search(
 Part = Literal["validation", "test"]
 PARTS: tuple[Part, Part] = ("validation", "test")
 TEMPERATURE = 0.05
+LOGISTIC = "TF-IDF and logistic regression"
 LISTED = 10  # retrieved documents that are saved per query
 
 Metrics = dict[str, float]
@@ -175,8 +190,12 @@ class FamilyTrainer(ABC):
     @property
     def steps(self) -> int:
         """Optimizer steps of a fine-tuning; a batch never crosses the end of an epoch."""
-        per_epoch = -(-self.size // self.task.batch)
-        return per_epoch * self.task.epochs if self.task.epochs else self.task.steps
+        return self.epoch * self.task.epochs if self.task.epochs else self.task.steps
+
+    @property
+    def epoch(self) -> int:
+        """Optimizer steps of an epoch."""
+        return -(-self.size // self.task.batch)
 
     @property
     def metric(self) -> str:
@@ -283,7 +302,7 @@ class TextClassification(FamilyTrainer):
             return None
         gold = [self.labels[part] for part in PARTS]
         tables = [confusion(*pair, len(self.form.labels)) for pair in zip(found, gold, strict=True)]
-        return "TF-IDF and logistic regression", dict(zip(PARTS, map(label_scores, tables), strict=True))
+        return LOGISTIC, dict(zip(PARTS, map(label_scores, tables), strict=True))
 
 
 class TokenClassification(FamilyTrainer):
@@ -504,6 +523,181 @@ class Retrieval(FamilyTrainer):
         return "BM25", scores
 
 
+class SequenceRegression(FamilyTrainer):
+    form: Regress
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
+        self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
+        self.numbers = {part: np.array([row.number for row in rows[part]], np.float32) for part in rows}
+        self.inputs, self.targets = (self.ids["train"],), self.numbers["train"]
+
+    def head(self, width: int) -> nn.Module:
+        return TextHead(width, 1)
+
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
+        return F.mse_loss(model(batch.inputs[0]).float()[:, 0], batch.targets, reduction="sum")
+
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
+        predicted = per_text(model, self.ids[part], options)[:, 0].cpu().numpy()
+        gold = self.numbers[part]
+        return PartScores(
+            correlations(predicted, gold),
+            {"number_pairs": np.stack([predicted, gold], -1)},
+            {"predictions": predicted},
+            "" if _differs(predicted) or not _differs(gold) else f"{predicted[0]:g}",
+        )
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        known = self.numbers["train"] if len(self.numbers["train"]) else self.numbers["validation"]
+        mean = float(known.mean(dtype=float))
+        gold = {part: self.numbers[part] for part in PARTS}
+        same = {part: correlations(np.full_like(one, mean), one) for part, one in gold.items()}
+        return {f"always the mean, {mean:.3g}": same}
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        rows = examples.parts
+        if all(len(row.columns) == 2 for row in examples.test):
+            pairs = {part: [row.columns for row in rows[part]] for part in rows}
+            what, found = "TF-IDF cosine", tfidf_cosines(pairs["train"], *(pairs[part] for part in PARTS))
+        else:
+            texts = {part: [row.text for row in rows[part]] for part in rows}
+            what = "TF-IDF and ridge regression"
+            found = tfidf_numbers(texts["train"], self.numbers["train"], *(texts[part] for part in PARTS))
+        if found is None:
+            return None
+        pairs_of = zip(PARTS, found, strict=True)
+        return what, {part: correlations(one, self.numbers[part]) for part, one in pairs_of}
+
+
+class MultiLabelClassification(FamilyTrainer):
+    form: MultiLabel
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
+        self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
+        self.labels = {part: self._marked(rows[part]) for part in rows}
+        self.inputs, self.targets = (self.ids["train"],), self.labels["train"].astype(np.float32)
+
+    def _marked(self, rows: Sequence[Any]) -> np.ndarray:
+        """Return which labels each text has: (n, labels)."""
+        marked = np.zeros((len(rows), len(self.form.labels)), bool)
+        for place, row in enumerate(rows):
+            marked[place, list(row.labels)] = True
+        return marked
+
+    def head(self, width: int) -> nn.Module:
+        return TextHead(width, len(self.form.labels))
+
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
+        logits = model(batch.inputs[0]).float()
+        each = F.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none")
+        return each.mean(-1).sum()
+
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
+        predicted, gold = (per_text(model, self.ids[part], options) > 0).cpu().numpy(), self.labels[part]
+        names = [name for name, said in zip(self.form.labels, predicted[0], strict=True) if said]
+        return PartScores(
+            multilabel_scores(predicted, gold),
+            {"label_counts": label_counts(predicted, gold)},
+            {"predictions": predicted},
+            "" if _differs(predicted) or not _differs(gold) else ", ".join(names) or "no label",
+        )
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        known = self.labels["train"] if len(self.labels["train"]) else self.labels["validation"]
+        common = np.zeros(known.shape[1], bool)
+        common[known.sum(axis=0).argmax()] = True
+        says = {
+            f"always {self.form.labels[int(common.argmax())]}": common,
+            "all labels": np.ones_like(common),
+        }
+        return {
+            what: {
+                part: multilabel_scores(np.broadcast_to(said, self.labels[part].shape), self.labels[part])
+                for part in PARTS
+            }
+            for what, said in says.items()
+        }
+
+    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+        texts = {part: [row.text for row in rows] for part, rows in examples.parts.items()}
+        found = tfidf_label_sets(texts["train"], self.labels["train"], *(texts[part] for part in PARTS))
+        if found is None:
+            return None
+        pairs = zip(PARTS, found, strict=True)
+        return LOGISTIC, {part: multilabel_scores(said, self.labels[part]) for part, said in pairs}
+
+
+class MultipleChoice(FamilyTrainer):
+    form: Choose
+
+    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
+        rows = examples.parts
+        self.answers = {part: np.array([row.answer for row in rows[part]], np.int64) for part in rows}
+        self.counts = {part: np.array([len(row.texts) for row in rows[part]], np.int64) for part in rows}
+        self.choices = {
+            part: encode_texts(
+                tokenization, [text for row in rows[part] for text in row.texts], keep_end=True
+            )
+            for part in rows
+        }
+        # Every example of a step has as many texts, so that shapes are fixed. Where it has fewer choices, the others are
+        # one token, and their scores do not count.
+        most = int(self.counts["train"].max(initial=0))
+        first = np.cumsum(self.counts["train"]) - self.counts["train"]
+        texts = self.choices["train"]
+        self.inputs = tuple(
+            Ragged.from_lists(
+                [
+                    texts[start + place] if place < count else texts[start][:1]
+                    for start, count in zip(first.tolist(), self.counts["train"].tolist(), strict=True)
+                ],
+                np.int32,
+            )
+            for place in range(max(1, most))
+        )
+        self.targets = np.stack([self.answers["train"], self.counts["train"]], -1)
+        self.lengths = np.sum([side.lengths for side in self.inputs], axis=0)
+
+    def head(self, width: int) -> nn.Module:
+        return TextHead(width, 1)
+
+    def batch(self, rows: np.ndarray, options: TuningOptions) -> list[TaskBatch]:
+        batches = []
+        for group in by_length(self.lengths[rows], options.train_tokens):
+            chosen = rows[group]
+            texts = [side[row] for row in chosen for side in self.inputs]
+            packed = pack(texts, varlen=options.varlen, causal=options.causal)
+            batches.append(TaskBatch((packed,), torch.from_numpy(self.targets[chosen]), len(chosen)))
+        return batches
+
+    def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
+        scores = model(batch.inputs[0]).float().view(-1, len(self.inputs))
+        answers, counts = batch.targets.unbind(-1)
+        absent = torch.arange(len(self.inputs), device=scores.device) >= counts[:, None]
+        return F.cross_entropy(scores.masked_fill(absent, float("-inf")), answers, reduction="sum")
+
+    def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
+        scores = per_text(model, self.choices[part], options)[:, 0].cpu().numpy()
+        each = np.split(scores, np.cumsum(self.counts[part])[:-1])
+        predicted, gold = np.array([one.argmax() for one in each]), self.answers[part]
+        return PartScores.means(
+            {"accuracy": accuracy(predicted, gold)},
+            predictions={"predictions": _small(predicted, int(self.counts[part].max()))},
+            constant="" if _differs(predicted) or not _differs(gold) else f"choice {predicted[0] + 1}",
+        )
+
+    def trivial(self) -> dict[str, dict[Part, Metrics]]:
+        place = _most_common(self.answers["train"], self.answers["validation"])
+        return {
+            f"always choice {place + 1}": {
+                part: {"accuracy": float((self.answers[part] == place).mean())} for part in PARTS
+            },
+            "chance": {part: {"accuracy": float((1 / self.counts[part]).mean())} for part in PARTS},
+        }
+
+
 def _small(numbers: np.ndarray, count: int) -> np.ndarray:
     """Return numbers below `count` in the smallest integer type that holds them."""
     return numbers.astype(np.min_scalar_type(count))
@@ -529,6 +723,9 @@ CLASSES: dict[type[Form], Any] = {
     Tag: TokenClassification,
     Answer: QuestionAnswering,
     Retrieve: Retrieval,
+    Regress: SequenceRegression,
+    MultiLabel: MultiLabelClassification,
+    Choose: MultipleChoice,
 }
 if missing := FAMILY_OF.keys() - CLASSES.keys():
     raise NotImplementedError(f"finetune.families has no class for {missing} of specs.tasks.FAMILIES")

@@ -14,7 +14,8 @@ row of ones that no text uses. That row shrinks as the other rows would, in the 
 layer-wise learning rate, and is unchanged when a step is skipped.
 
     store/unfinished/<key of the fine-tuning>-<step>/       a checkpoint
-      model.safetensors       all weights; if only some vocab rows are trained, their table instead of the embedding
+      model.safetensors       all weights; if only some vocab rows are trained, their table instead of the embedding;
+                              with `Finetune.best_epoch` those of the best epoch too
       optimizer.safetensors   AdamW's moments and step counts
       progress.json           step, losses so far, skipped steps, seconds
 
@@ -332,11 +333,21 @@ class TrainingSummary:
     losses: dict[int, float]  # mean loss of some evenly spaced steps
     skipped: int  # steps skipped because of nonfinite numbers
     finished: bool
+    best: tuple[int, float] | None = (
+        None  # with `Finetune.best_epoch`: the step that is kept, its validation score
+    )
 
     def about(self) -> dict[str, Any]:
         """Return the metadata of a checkpoint."""
         losses = [[step, loss if math.isfinite(loss) else None] for step, loss in self.losses.items()]
-        return {"step": self.steps, "losses": losses, "skipped": self.skipped, "seconds": self.seconds}
+        best = {"best": list(self.best)} if self.best else {}
+        return {
+            "step": self.steps,
+            "losses": losses,
+            "skipped": self.skipped,
+            "seconds": self.seconds,
+            **best,
+        }
 
 
 class TrialProgress:
@@ -357,6 +368,7 @@ class TrialProgress:
             step: math.nan if loss is None else loss for step, loss in about["losses"]
         }
         self.skipped = torch.tensor(float(about["skipped"]), device=device)
+        self.best: tuple[int, float] | None = tuple(about["best"]) if "best" in about else None
         self.began = time.monotonic() - about["seconds"]
 
     def note(self, done: LoopStep) -> None:
@@ -375,6 +387,7 @@ class TrialProgress:
             curve,
             int(self.skipped.item()),
             finished=self.step == self.steps,
+            best=self.best,
         )
 
 
@@ -389,6 +402,7 @@ class TaskGrid:
     graphs: Graphs[TaskBatch] | None  # None: every step is a plain one
     buckets: Buckets | None  # with graphs only
     rows: TrainedRows | None  # None: the whole embedding is trained
+    kept: dict[str, Tensor] | None  # with `Finetune.best_epoch`: the weights of the best epoch
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -400,7 +414,8 @@ class TaskGrid:
         """Return all tensors that training changes, by name and in place: weights, and optimizer state."""
         names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
         trained = dict(zip(names, self.parameters, strict=True))
-        return {**self.model.state_dict(), **trained}, optimizer_state(trained, self.adam)
+        kept = {f"best.{name}": tensor for name, tensor in (self.kept or {}).items()}
+        return {**self.model.state_dict(), **trained, **kept}, optimizer_state(trained, self.adam)
 
     def training(self) -> AbstractContextManager[None]:
         """Return a context to take steps in; at its end the trained rows are written back to the embedding."""
@@ -436,11 +451,12 @@ class FineTuner:
         self.encoder.zero_grad(set_to_none=True)
         self.encoder.refresh()
 
-    def _grid(self, family: FamilyTrainer, spec: AdamW, seed: int) -> TaskGrid:
+    def _grid(self, family: FamilyTrainer, spec: Finetune, seed: int) -> TaskGrid:
         """Return the grid of a task, reset for a new fine-tuning; its memory is reused while the task is the same."""
-        if self.grid is None or self.grid.family is not family or self.grid.spec != spec:
+        wanted = family, spec.optimizer, spec.best_epoch
+        if self.grid is None or (self.grid.family, self.grid.spec, self.grid.kept is not None) != wanted:
             self.grid = None  # free the old one's memory first
-            self.grid = self._new_grid(family, spec)
+            self.grid = self._new_grid(family, spec.optimizer, best_epoch=spec.best_epoch)
         grid = self.grid
         self._put_back()
         grid.model.zero_grad(set_to_none=True)
@@ -448,17 +464,32 @@ class FineTuner:
         forget(grid.adam)
         return grid
 
-    def _new_grid(self, family: FamilyTrainer, spec: AdamW) -> TaskGrid:
+    def _new_grid(self, family: FamilyTrainer, spec: AdamW, *, best_epoch: bool) -> TaskGrid:
         options = self.options
         head = family.head(self.encoder.width).to(options.device, options.dtype)
         model = TaskModel(self.encoder, head)
-        rows = trained_rows(family, self.encoder) if options.sparse_rows else None
+        # Validation texts that are scored on the way have words that the training texts lack.
+        rows = trained_rows(family, self.encoder) if options.sparse_rows and not best_epoch else None
         adam = build_optimizer(model, spec, rows)
         graphs = buckets = None
         allowed = options.graphs and options.varlen and options.device.type == "cuda"
         if allowed and self.encoder.graphable:
             graphs, buckets = Graphs(adam, options.device), buckets_of(family, options)
-        return TaskGrid(family, spec, model, adam, graphs, buckets, rows)
+        kept = {name: value.clone() for name, value in model.state_dict().items()} if best_epoch else None
+        return TaskGrid(family, spec, model, adam, graphs, buckets, rows, kept)
+
+    def _keep_best(self, progress: TrialProgress, grid: TaskGrid) -> None:
+        """At the end of an epoch, or of all steps, keep the weights if they are the best so far on validation."""
+        if grid.kept is None or (progress.step % grid.family.epoch and progress.step != progress.steps):
+            return
+        model = grid.model.eval()
+        # A stop waits for this scoring: it comes before the checkpoint of its step.
+        options = replace(self.options, pause=lambda: None)
+        reached = score(model, grid.family, options, PARTS[:1])["validation"].metrics[grid.family.metric]
+        model.train()
+        if progress.best is None or reached > progress.best[1]:
+            progress.best = progress.step, reached
+            _copy(model.state_dict(), grid.kept)
 
     def finetune(
         self,
@@ -482,7 +513,7 @@ class FineTuner:
         options, steps = self.options, math.ceil(share * family.steps)
         if not steps:  # zero-shot
             return self.fresh(family, seed).eval(), TrainingSummary(0, 0, 0.0, {}, 0, finished=True)
-        grid = self._grid(family, spec.optimizer, seed)
+        grid = self._grid(family, spec, seed)
         model, buckets = grid.model.train(), grid.buckets
 
         def save(done: LoopStep) -> None:
@@ -521,13 +552,23 @@ class FineTuner:
                 rate=lambda step: linear_rate(step, steps, peak=lr, warmup=spec.warmup),
                 ranks=ranks,
                 hooks=Hooks(
-                    after=(progress.note, save),
+                    after=(progress.note, lambda done: self._keep_best(progress, grid), save),
                     stop=stop,
                     lost=lost,
                     save=lambda: checkpoints is not None and checkpoints.due(progress.step),
                 ),
             )
+        if grid.kept is not None and progress.step == steps:
+            _copy(grid.kept, model.state_dict())
+            self.encoder.refresh()
         return model.eval(), progress.trained()
+
+
+@torch.no_grad()
+def _copy(source: Mapping[str, Tensor], target: Mapping[str, Tensor]) -> None:
+    """Copy tensors by name, in place: captured graphs read the weights where they are."""
+    for name, tensor in target.items():
+        tensor.copy_(source[name])
 
 
 def rows_of(family: FamilyTrainer, step: int, seed: int) -> np.ndarray:

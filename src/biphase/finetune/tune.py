@@ -231,6 +231,7 @@ def publish_trial(store: Store, key: str, training: str, tuned: TunedModel, task
         "constant": {part: scores.constant for part, scores in result.parts.items()},
         "examples": {part: _examples(scores) for part, scores in result.parts.items()},
         "steps": summary.steps,
+        **({"best_step": summary.best[0]} if summary.best else {}),
         "trained_examples": summary.examples,
         "losses": summary.about()["losses"],
         "skipped": summary.skipped,

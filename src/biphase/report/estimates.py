@@ -17,8 +17,9 @@ import numpy as np
 
 from biphase.report.evidence import Baseline, Evidence, Floats, Resamples, ScoreGrid, over_examples
 from biphase.report.recipes import Model
-from biphase.report.statistics.components import Decomposition, decompose
+from biphase.report.statistics.components import Decomposition, decompose, linear_correlations
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
+from biphase.tasks.metrics import CORRELATIONS
 from biphase.text import collapse, listed, no_interval, rate
 
 
@@ -101,6 +102,7 @@ def _score(
     matrix = evidence.on(model, tasks)
     metrics = dict.fromkeys(grid.metric for grid in grids if grid.metric)
     known = kept(matrix)[1].size > 0
+    least = evidence.least_score(tasks)
     examples: tuple[float, float] | str = ""
     if known:
         sizes = [evidence.examples(model, task) for task in tasks]
@@ -109,9 +111,9 @@ def _score(
         model=model.name,
         on=on,
         metric=", ".join(metrics),
-        seeds=of_scores(across(matrix)),
+        seeds=of_scores(across(matrix), least),
         by_seed=matrix,
-        examples=None if isinstance(examples, str) else (max(examples[0], 0.0), min(examples[1], 1.0)),
+        examples=None if isinstance(examples, str) else (max(examples[0], least), min(examples[1], 1.0)),
         no_examples=examples if isinstance(examples, str) else "",
         noise=_noise(evidence, model, tasks) if known and decomposed else None,
         done=sum(grid.done for grid in grids),
@@ -156,6 +158,11 @@ def _noise(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> Decompos
     if len(known) < len(values) or any(one.shape[2] < 2 for one in known):
         return None
     complete = np.all([np.isfinite(one).all(axis=tuple(range(2, one.ndim))) for one in known], axis=0)
+    metrics = [evidence.metric(task) for task in tasks]
+    known = [
+        linear_correlations(one, metric) if metric in CORRELATIONS else one
+        for one, metric in zip(known, metrics, strict=True)
+    ]
     return decompose(known) if kept(np.where(complete, 1.0, np.nan))[1].size else None
 
 

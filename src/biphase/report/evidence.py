@@ -25,7 +25,7 @@ from biphase.report.pretraining import JobCost, job_costs
 from biphase.report.recipes import Model, Published, models
 from biphase.report.statistics.intervals import DRAWS, interval, kept, resample
 from biphase.specs import Family, Task
-from biphase.specs.tasks import FAMILIES
+from biphase.specs.tasks import ARRAYS, FAMILIES, RANGES
 from biphase.store import Store, read_verified
 from biphase.study import ledger
 from biphase.study.ledger import FineTuning, choose, read_trial, screened_in, tuning_grids
@@ -161,6 +161,16 @@ class Evidence:
     def families(self) -> dict[Family, tuple[str, ...]]:
         return by_family(self.tasks)
 
+    def metric(self, task: str) -> str:
+        """The metric that chooses the learning rates of a task."""
+        finetune = self.plan.study.finetune
+        return finetune.metric(self.tasks[task]) if finetune else ""
+
+    def least_score(self, tasks: Iterable[str]) -> float:
+        """The lowest mean score that tasks can have: 0, or below it where some are scored by a correlation."""
+        lows = [RANGES.get(self.metric(task), (0.0, 1.0))[0] for task in tasks]
+        return sum(lows) / max(1, len(lows))
+
     @property
     def count(self) -> tuple[int, int]:
         """The number of trials done, and of trials planned."""
@@ -195,8 +205,9 @@ class Evidence:
     def values(self, model: Model, task: str, metric: str = "") -> NDArray[np.float32] | None:
         """Per-example values at the chosen rates: (pretraining seeds, fine-tuning seeds, examples[, counts]).
 
-        Rows of incomplete seeds, and of seeds whose values cannot be read, are NaN. Entity F1 has three counts for each
-        example (correct, predicted, true); every other metric has one number, whose mean over examples is the score.
+        Rows of incomplete seeds, and of seeds whose values cannot be read, are NaN. A metric of `ARRAYS` has several
+        numbers for each example, such as the three counts of entity F1 (correct, predicted, true); every other metric
+        has one, whose mean over examples is the score.
         None: no seed has values.
         """
         rows: list[list[NDArray[np.float32] | None]] = []
@@ -221,8 +232,8 @@ class Evidence:
 
         if key in self.bare:
             return None
-        counted = metric == "entity_f1"
-        name, folder = "test/entity_counts" if counted else f"test/{metric}", self.store.trials / key
+        array, numbers = ARRAYS.get(metric, (metric, 0))
+        name, folder = f"test/{array}", self.store.trials / key
         try:
             values = load(read_verified(folder, VALUES)).get(name)
         except StoreError as wrong:
@@ -238,7 +249,7 @@ class Evidence:
         else:
             if values is None:
                 return None
-            if values.shape == ((examples, 3) if counted else (examples,)):
+            if values.shape == ((examples, numbers) if numbers else (examples,)):
                 return values.astype(np.float32, copy=False)
             problem = f"{key}: values of {name} in the shape {values.shape} for {examples:,} examples"
         self.unreadable[key] = _inside(self.store, problem)
@@ -407,7 +418,8 @@ class Resamples:
         for shape in sorted({one.shape[2:] for one in values.values()}):
             alike = {name: one for name, one in values.items() if one.shape[2:] == shape}
             rows = [one.reshape(-1, *shape) for one in alike.values()]
-            drawn = resample(np.concatenate(rows), seed=task, draws=self._draws)
+            name = metric or self._evidence.metric(task)
+            drawn = resample(np.concatenate(rows), seed=task, draws=self._draws, metric=name)
             ends = np.cumsum([len(one) for one in rows])
             for (name, one), some in zip(alike.items(), np.split(drawn, ends[:-1], axis=1), strict=True):
                 tables[name] = some.reshape(-1, *one.shape[:2])

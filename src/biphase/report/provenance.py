@@ -174,6 +174,11 @@ def _protocol(spec: Finetune, evidence: Evidence) -> tuple[tuple[str, str], ...]
         ("Scores that choose", listed(list(metrics)) or "none yet"),
         ("Retrieval among", "judged documents only" if spec.documents == "judged" else "all documents"),
         ("Warm-up", f"{spec.warmup * 100:g}% of the steps, then linear decay to 0"),
+        *(
+            [("Early choice", "of each fine-tuning, the weights of the epoch with the best validation score")]
+            if spec.best_epoch
+            else []
+        ),
         ("Longest input", f"{spec.length:,} tokens" if spec.length else "99% of the model's context"),
     )
 

@@ -59,7 +59,7 @@ class Cell:
     def around(self) -> str:
         """The interval over seeds in percent, to print beside the mean; empty if there is none."""
         seeds = self.score.seeds
-        return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high)
+        return beside(100 * seeds.mean, 100 * seeds.low, 100 * seeds.high, -100.0)  # cut already
 
 
 @dataclass(frozen=True)
@@ -166,18 +166,18 @@ def noise(evidence: Evidence, estimates: Estimates) -> Table:
                 continue
             counts = (parts.pretraining_seeds, parts.finetuning_seeds, parts.examples)
             deviations = (_percent(math.sqrt(component.single)) for component in parts.components)
-            covers, widest = widest_interval(parts)
+            covers, widest = widest_interval(parts, evidence.least_score(evidence.families[family]))
             ends = (_percent(widest.low), _percent(widest.high)) if widest else ("", "")
             rows.append((name, family, *map(str, counts), *deviations, covers, *ends))
     return Table("noise", NOISE, tuple(rows))
 
 
-def widest_interval(noise: Decomposition) -> tuple[str, Estimate | None]:
+def widest_interval(noise: Decomposition, least: float = 0.0) -> tuple[str, Estimate | None]:
     """The interval that covers the most sources: all, or else fine-tuning seeds and test examples."""
     for covers in ("all", "fine-tuning seeds and test examples"):
         estimate = noise.intervals.get(covers)
         if estimate is not None and math.isfinite(estimate.low):
-            return estimate.covers, of_scores(estimate)
+            return estimate.covers, of_scores(estimate, least)
     return "", None
 
 

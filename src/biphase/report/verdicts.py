@@ -276,9 +276,15 @@ def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]
     found = []
     for one, paper in pairs:
         numbers = paper.published if paper else Published()
-        tests, premises = one.tests(study, numbers), one.premises(study, numbers)
-        found.append(Examined(one, tests, premises, one.lacks(study, numbers) if tests else [], paper))
+        compared = study if one.source == "study" or not paper else _of_paper(study, paper)
+        tests, premises = one.tests(compared, numbers), one.premises(compared, numbers)
+        found.append(Examined(one, tests, premises, one.lacks(compared, numbers) if tests else [], paper))
     return found
+
+
+def _of_paper(study: ComparableModels, paper: Paper) -> ComparableModels:
+    """The study without tasks of families that the paper has none of: its claims do not speak of them."""
+    return replace(study, tasks={name: t for name, t in study.tasks.items() if t.family in paper.tasks})
 
 
 # ---------------------------------------------------------------- repeated data
@@ -611,7 +617,8 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     level = (Looks(looks).level(looks[-1]) if looks else ALPHA) / max(1, sum(tested))
     measured = _measured(evidence) if evidence else {}
     # Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
-    assumed = {short: family.assumed_sd[_small(plan)] for short, family in FAMILIES.items()}
+    shown = set(study.families).union(*(claim.statement.on for claim in claims))
+    assumed = {short: FAMILIES[short].assumed_sd[_small(plan)] for short in FAMILIES if short in shown}
 
     def sd_of(task: str) -> float:
         return measured.get(task, assumed[study.tasks[task].family])

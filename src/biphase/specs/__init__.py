@@ -9,11 +9,23 @@ from biphase.specs.claims import Claim
 from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Packing, Pretrained, Rows, Size
 from biphase.specs.study import Discard, Fewer, Finetune, Study
-from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
+from biphase.specs.tasks import (
+    Answer,
+    Choose,
+    Classify,
+    Family,
+    MultiLabel,
+    Regress,
+    Retrieve,
+    Splits,
+    Tag,
+    Task,
+)
 from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
 
 __all__ = [
-    "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Chunks", "Claim", "Classify", "Corpus",
-    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Objective", "Packing", "Phase",
-    "Pretrain", "Pretrained", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task",
+    "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Choose", "Chunks", "Claim", "Classify", "Corpus",
+    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "MultiLabel", "Objective",
+    "Packing", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study",
+    "Tag", "Task",
 ]  # fmt: skip

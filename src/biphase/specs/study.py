@@ -88,6 +88,8 @@ class Finetune:
     on_the_way: Fewer | None = None  # subset for intermediate checkpoints (`Pretrain.keep`); None: whole grid
     causal: bool = False  # keep causal attention: a baseline for adapting a decoder to an encoder
     discard: Discard | None = added(None)  # fine-tune only the best learning rates in full; None: all of them
+    # Score validation after every epoch and the last step, and keep the weights of the best; else those of the last step.
+    best_epoch: bool = added(False)
 
     def settle(self) -> None:
         paper = self.protocol == "paper"

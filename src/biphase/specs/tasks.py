@@ -5,6 +5,9 @@
     TC  token classification      Tag        words and their tags
     QA  question answering        Answer     a question, a context, and the answers in it
     IR  retrieval                 Retrieve   queries, documents, and relevance judgments
+    SR  sequence regression       Regress    a text, or two, and a number
+    ML  multilabel classification MultiLabel a text and its labels: none, one or several
+    MC  multiple choice           Choose     a question, its choices, and the right one
 
 A column can be given as alternatives, `"tokens|words"`: the first one that the files have is read. In a template,
 `{title:. }` inserts the title followed by ". ", or nothing if a row has no title.
@@ -12,6 +15,7 @@ A column can be given as alternatives, `"tokens|words"`: the first one that the 
 
 from __future__ import annotations
 
+import math
 import re
 import string
 from collections.abc import Callable, Mapping, Sequence
@@ -71,6 +75,9 @@ class Form:
     assumed_sd: ClassVar[tuple[float, float]]
     options: ClassVar[tuple[str, ...]] = ()  # of the command line, that describe own data of this family
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of metrics that are not from 0 to 1
+    # Metrics that are no mean over examples, but are computed from some numbers of each: the array that is stored for
+    # intervals over examples, and how many numbers it has for each example.
+    arrays: ClassVar[Mapping[str, tuple[str, int]]] = {}
     zero_shot: ClassVar[bool] = False  # can be scored without fine-tuning
     windows: ClassVar[tuple[str, ...]] = ()  # protocols that read a long text in several windows
     optional: ClassVar[tuple[str, ...]] = ()  # columns that are read if the files have them
@@ -176,6 +183,7 @@ class Tag(Form):
     selects: ClassVar = {"paper": "sentence_f1", "standard": "entity_f1"}
     assumed_sd = (0.2, 0.45)
     options = ("--label", "--labels")
+    arrays: ClassVar = {"entity_f1": ("entity_counts", 3)}  # correct, predicted and true entities
 
     def check(self) -> None:
         _distinct("Tag.labels", self.labels)
@@ -359,9 +367,231 @@ class Retrieve(Form):
         return {"queries": self.queries, "corpus": self.corpus, "pairs": self.pairs}
 
 
-FAMILIES: dict[Family, type[Form]] = {"SC": Classify, "TC": Tag, "QA": Answer, "IR": Retrieve}
+@dataclass(frozen=True, slots=True)
+class NumberedText:
+    """A text and its number."""
+
+    text: str
+    number: float
+    columns: tuple[str, ...] = ()  # the texts that the template was filled with
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {self.number:g}"
+
+
+@record
+class Regress(Form):
+    """One number per text. `text` is a template over the columns; for pairs it names two of them.
+
+    The loss is the mean squared error of the numbers as they are, so they should be of the order of 1, as the 0 to 5
+    of STS-B.
+    """
+
+    text: str
+    number: str = "label|score|similarity_score"
+
+    name = "sequence regression"
+    metrics = ("pearson_spearman", "pearson", "spearman")
+    selects: ClassVar = {"paper": "pearson_spearman", "standard": "pearson_spearman"}
+    assumed_sd = (0.3, 1.0)  # not measured
+    options = ("--text", "--label")
+    ranges: ClassVar = dict.fromkeys(metrics, (-1.0, 1.0))
+    arrays: ClassVar = dict.fromkeys(metrics, ("number_pairs", 2))  # predicted and true number
+
+    def check(self) -> None:
+        columns_of("Regress.text", self.text)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return (*columns_of("Regress.text", self.text), self.number)
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    def example(self, values: Sequence[Any], place: str) -> NumberedText:
+        *texts, value = values
+        try:
+            number = math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not abs(number) < LARGEST_NUMBER:  # NaN too
+            raise ValueError(
+                f"has {value!r} in {self.number!r}, where a number is needed; correct or remove the row"
+            )
+        text = filled_row(self.text, dict(zip(self.columns, texts, strict=False)))
+        return NumberedText(text, number, tuple("" if one is None else str(one) for one in texts))
+
+
+@dataclass(frozen=True, slots=True)
+class MultiLabelledText:
+    """A text and the numbers of its labels, ascending."""
+
+    text: str
+    labels: tuple[int, ...]
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.text)} → {', '.join(labels[number] for number in self.labels) or 'no label'}"
+
+
+@record
+class MultiLabel(Form):
+    """Any number of labels per text, each right or wrong by itself.
+
+    The column `label` holds a list of labels, or is empty: then every label has a column of its name that holds 0 or 1.
+    """
+
+    text: str
+    labels: tuple[str, ...]  # in the order of their numbers; a list may contain names or numbers
+    label: str = "labels"
+
+    name = "multilabel classification"
+    metrics = ("micro_f1", "macro_f1")
+    selects: ClassVar = {"paper": "micro_f1", "standard": "micro_f1"}
+    assumed_sd = (0.3, 1.0)  # not measured
+    options = ("--text", "--label", "--labels")
+    arrays: ClassVar = {"micro_f1": ("label_counts", 3)}  # correct, predicted and true labels
+
+    def check(self) -> None:
+        columns_of("MultiLabel.text", self.text)
+        _distinct("MultiLabel.labels", self.labels)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        return (*columns_of("MultiLabel.text", self.text), *((self.label,) if self.label else self.labels))
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    @cached_property
+    def number(self) -> Numbering:
+        return Numbering(self.labels)
+
+    def example(self, values: Sequence[Any], place: str) -> MultiLabelledText:
+        texts = values[: -1 if self.label else -len(self.labels)]
+        text = filled_row(self.text, dict(zip(self.columns, texts, strict=False)))
+        if self.label:
+            if not isinstance(values[-1], list):
+                raise ValueError(
+                    f"has no list of labels in {self.label!r}; write one, empty if no label is right, in jsonl or parquet"
+                )
+            return MultiLabelledText(text, tuple(sorted({self.number.of(label) for label in values[-1]})))
+        marks = [_TRUTH.get(str(mark).lower(), mark) for mark in values[len(texts) :]]
+        for name, mark in zip(self.labels, marks, strict=True):
+            if str(mark) not in ("0", "1", "0.0", "1.0"):
+                raise ValueError(f"has {mark!r} in {name!r}; write 1 if the label is right, else 0")
+        return MultiLabelledText(text, tuple(number for number, mark in enumerate(marks) if float(mark)))
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceQuestion:
+    """The text of each choice, the question included, and the index of the right one."""
+
+    texts: tuple[str, ...]
+    answer: int
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.texts)
+
+    def describe(self, labels: Sequence[str], quote: Callable[[str], str]) -> str:
+        return f"{quote(self.texts[self.answer])}, the right one of {len(self.texts)}"
+
+
+@record
+class Choose(Form):
+    """One of several choices per question. `text` is the template of a choice: "{question} {choice}".
+
+    `choices` is a column with a list of texts, or {"label": […], "text": […]} as in CommonsenseQA, or the names of one
+    column for each choice. `answer` holds the label of the right choice, its text, its number from 0, or its letter
+    from A.
+    """
+
+    text: str = "{question} {choice}"
+    choices: tuple[str, ...] = ("choices|options",)
+    answer: str = "answer|answerKey|label"
+
+    name = "multiple choice"
+    metrics = ("accuracy",)
+    selects: ClassVar = {"paper": "accuracy", "standard": "accuracy"}
+    assumed_sd = (0.4, 1.0)  # not measured
+    options = ("--text", "--label")
+
+    def check(self) -> None:
+        if "choice" not in columns_of("Choose.text", self.text):
+            raise SpecError(f"Choose.text must name {{choice}}, the text of a choice, not only {self.text!r}")
+        if not self.choices or "choice" in self.choices:
+            raise SpecError(
+                "Choose.choices names the column of the choices, or one column for each; 'choice' is its text"
+            )
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        asked = tuple(name for name in columns_of("Choose.text", self.text) if name != "choice")
+        return (*asked, *self.choices, self.answer)
+
+    @property
+    def templates(self) -> dict[str, str]:
+        return {"text": self.text}
+
+    def example(self, values: Sequence[Any], place: str) -> ChoiceQuestion:
+        *known, answer = values
+        asked = len(known) - len(self.choices)
+        names, texts = _choices(known[asked:])
+        if not 1 < len(texts) <= MOST_CHOICES:
+            raise ValueError(f"has {len(texts)} choices; give it 2 to {MOST_CHOICES}, or remove the row")
+        if not all(isinstance(text, (str, int, float)) and str(text).strip() for text in texts):
+            raise ValueError("has a choice without text; correct or remove the row")
+        shown = dict(zip(self.columns, known[:asked], strict=False))
+        filled_choices = [filled_row(self.text, shown | {"choice": text}) for text in texts]
+        return ChoiceQuestion(tuple(filled_choices), _answer_among(answer, names, texts))
+
+
+def _choices(values: Sequence[Any]) -> tuple[list[str], list[Any]]:
+    """Return the labels of the choices of one row, if it has some, and their texts."""
+    found = values[0] if len(values) == 1 else list(values)
+    if isinstance(found, dict) and isinstance(found.get("text"), list):
+        names = [str(name) for name in _listed(found.get("label"))]
+        return (names if len(names) == len(found["text"]) else []), found["text"]
+    if not isinstance(found, list):
+        raise ValueError("has no list of choices; write a list of texts, or name a column for each choice")
+    return [], found
+
+
+def _answer_among(answer: Any, names: Sequence[str], texts: Sequence[Any]) -> int:
+    """Return the index of the right choice."""
+    said = str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
+    places, letters = zip(*((str(place), chr(ord("A") + place)) for place in range(len(texts))), strict=True)
+    written = [str(text) for text in texts] if isinstance(answer, str) else []  # a number is a place
+    for known in (names, written, places, letters):
+        if said in known:
+            return list(known).index(said)
+    if said in ("-1", "", "None"):
+        raise ValueError(
+            "has no answer: these rows are unlabelled; score on a part that has answers, e.g. --test FILE, or "
+            "Splits(test='validation*')"
+        )
+    raise ValueError(
+        f"has the answer {answer!r}, which is none of its {len(texts)} choices; write its label, number from 0, or text"
+    )
+
+
+MOST_CHOICES = 26  # each has a letter
+LARGEST_NUMBER = 1e6  # its square and the sums of many are finite in fp32
+
+FAMILIES: dict[Family, type[Form]] = {
+    "SC": Classify,
+    "TC": Tag,
+    "QA": Answer,
+    "IR": Retrieve,
+    "SR": Regress,
+    "ML": MultiLabel,
+    "MC": Choose,
+}
 FAMILY_OF: dict[type[Form], Family] = {form: short for short, form in FAMILIES.items()}
 RANGES = {metric: ends for form in FAMILIES.values() for metric, ends in form.ranges.items()}
+ARRAYS = {metric: array for form in FAMILIES.values() for metric, array in form.arrays.items()}
 
 
 def family_name(family: Family) -> str:
@@ -380,7 +610,7 @@ class Task:
     """
 
     name: str
-    form: Classify | Tag | Answer | Retrieve
+    form: Classify | Tag | Answer | Retrieve | Regress | MultiLabel | Choose
     source: str
     splits: Splits = Splits()
     steps: int = 1_000

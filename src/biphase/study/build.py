@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from biphase.catalog import PRESETS
 from biphase.data.corpus import corpus_fingerprint
 from biphase.errors import SpecError, nearest
 from biphase.presets import corpus_of
@@ -58,8 +59,12 @@ def finetuning(
     documents: str,
     length: int,
     discard: int = 0,
+    preset: str = "",
 ) -> Finetune:
-    """Parse the fine-tuning grid from command-line options; `discard`: learning rates to keep, 0: all."""
+    """Parse the fine-tuning grid from command-line options; `discard`: learning rates to keep, 0: all.
+
+    A `preset` of the catalog gives the optimizer, the warmup and the choice of the epoch.
+    """
     fields: dict[str, Any] = {"protocol": protocol, "length": length}
     if precision or not has_gpu():  # bf16 is about 50 times slower on a CPU without bf16 instructions
         fields["precision"] = precision or "fp32"
@@ -69,7 +74,28 @@ def finetuning(
         fields["discard"] = Discard(discard)
     tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
     rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
-    return Finetune(tasks, lrs=tuple(rates), seeds=tuple(_seeds(seeds)), **fields)
+    fields |= {"tasks": tasks, "lrs": tuple(rates), "seeds": tuple(_seeds(seeds))}
+    return replace(PRESETS[preset], **fields) if preset else Finetune(**fields)
+
+
+def lengths_of(tasks: tuple[Task, ...], preset: str, steps: int, epochs: int) -> tuple[Task, ...]:
+    """Return the tasks with the epochs and the batch of a preset, and with the steps or epochs that were typed."""
+    if steps and epochs:
+        raise SpecError(f"--steps {steps} and --epochs {epochs} do not go together; leave out one of them")
+    known = (
+        {task.name: {"epochs": task.epochs, "batch": task.batch} for task in PRESETS[preset].tasks}
+        if preset
+        else {}
+    )
+    typed = {"steps": steps, "epochs": 0} if steps else {"epochs": epochs} if epochs else {}
+    for task in tasks:
+        if preset and task.name not in known:
+            raise SpecError(
+                f"--preset {preset} says nothing of the task {task.name!r}; {nearest(task.name, known)}"
+            )
+        if epochs and task.zero_shot:
+            raise SpecError(f"--epochs {epochs}: {task.name} is scored without training; leave out --epochs")
+    return tuple(replace(task, **(known.get(task.name, {}) | typed)) for task in tasks)
 
 
 def absolute(source: str) -> str:

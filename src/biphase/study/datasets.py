@@ -22,8 +22,8 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
-from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, Numbering
+from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Splits, Tag, Task
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form, Numbering, columns_of
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
 from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
@@ -47,6 +47,13 @@ LABELS = (
     "label", "class", "category", "target", "labels", "sentiment", "intent", "emotion", "topic", "coarse_label",
     "answer",
 )  # fmt: skip
+NUMBERS = ("label", "score", "similarity_score", "similarity", "rating", "value", "target", "labels")
+CONTEXTS, QUESTIONS = (
+    ("context", "passage", "article"),
+    ("question", "query", "startphrase", "ctx", "premise", "prompt"),
+)
+CHOICES, RIGHT = ("choices", "options", "endings"), ("answerkey", "answer", "label", "correct")
+CHOICE_COLUMN = re.compile(r"(choice|option|ending|sol)_?([0-9]|[a-eA-E])")
 IDS = ("id", "_id", "idx", "index", "guid", "unnamed: 0", "")  # columns that are neither text nor label
 Files = dict[str, tuple[Path, ...]]
 WORDS, TAGS, ANSWERS = "tokens|words", "tags|ner_tags|labels", "answers|answer"
@@ -58,8 +65,8 @@ class OwnData:
     """What the command-line options say about the user's own data; empty fields are inferred from the data."""
 
     family: str = ""
-    text: str = ""  # SC, IR: template or column; TC: column of tokens; QA: text before the context
-    label: str = ""  # column of labels, tags or answers
+    text: str = ""  # SC, SR, IR: template or column; TC: column of tokens; QA: text before the context
+    label: str = ""  # column of labels, tags, answers or numbers
     labels: str = ""  # label names in the order of their numbers, separated by commas
     test: Path | None = None
     trained_on: str = ""
@@ -341,7 +348,7 @@ def _cells(whose: str, files: Sequence[Path], column: str) -> Iterator[Any]:
     return (cell for _, (cell,) in read_rows(whose, files, (column,)))
 
 
-def _unlabelled(whose: str, form: Classify | Tag | Answer, files: Sequence[Path]) -> bool:
+def _unlabelled(whose: str, form: Form, files: Sequence[Path]) -> bool:
     """Whether a test split has no labels, as in GLUE and many competitions."""
     column = form.columns[-1]
     if not set(column.split("|")) & set(column_names(whose, files[0])):
@@ -383,16 +390,23 @@ def _family(columns: Sequence[str]) -> str:
     names = set(columns)
     if names & set(WORDS.split("|")) and names & set(TAGS.split("|")):
         return FAMILY_OF[Tag]
+    if {name.lower() for name in columns} & set(CHOICES) or len(_choice_columns(columns)) > 1:
+        return FAMILY_OF[Choose]
     asks = {"question", "context"} <= names and names & set(ANSWERS.split("|"))
     return FAMILY_OF[Answer if asks else Classify]
 
 
-def _classify(data: Folder, own: OwnData) -> Classify:
+def _choice_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    return tuple(sorted(filter(CHOICE_COLUMN.fullmatch, columns)))
+
+
+def _label_and_text(data: Folder, own: OwnData, usual: Sequence[str], what: str) -> tuple[str, str]:
+    """Return the column of labels or numbers, and the template of the text."""
     whose, columns = data.whose, data.columns
-    label = own.label or data.first(LABELS) or data.other_than(data.first(TEXTS))
+    label = own.label or data.first(usual) or data.other_than(data.first(TEXTS))
     if label not in columns:
         raise SpecError(
-            f"{whose}: say which column holds the label: --label COLUMN, one of {', '.join(columns)}"
+            f"{whose}: say which column holds the {what}: --label COLUMN, one of {', '.join(columns)}"
         )
     text = own.text or _usual_text(data, label)
     if not text:
@@ -400,6 +414,62 @@ def _classify(data: Folder, own: OwnData) -> Classify:
             f"{whose}: say what the text is: --text COLUMN, or a template like --text 'A: {{a}} B: {{b}}', "
             f"of the columns {', '.join(columns)}"
         )
+    return label, _template(whose, text, columns)
+
+
+def _regress(data: Folder, own: OwnData) -> Regress:
+    number, text = _label_and_text(data, own, NUMBERS, "number")
+    return Regress(text, number)
+
+
+def _multilabel(data: Folder, own: OwnData) -> MultiLabel:
+    """A column of lists; or, if there is none, a column of 0 and 1 for each label."""
+    whose, columns, given = data.whose, data.columns, _given_labels(data.whose, own, MultiLabel)
+    text = own.text or data.first(TEXTS)
+    if not text:
+        raise SpecError(f"{whose}: say what the text is: --text COLUMN, one of {', '.join(columns)}")
+    text = _template(whose, text, columns)
+    column = own.label or ("" if given and set(given) <= set(columns) else data.first(LABELS))
+    if not column:
+        others = [name for name in columns if name not in columns_of("", text) and name.lower() not in IDS]
+        names = given or tuple(
+            name for name in others if {str(value) for value in _cells(whose, data.source, name)} <= MARKS
+        )
+        if len(names) < 2:
+            raise SpecError(
+                f"{whose}: say which column holds the list of labels: --label COLUMN, or which columns hold 0 or 1 for a "
+                f"label each: --labels NAMES, of {', '.join(columns)}"
+            )
+        return MultiLabel(text, names, label="")
+    if not given:
+        values = values_of(whose, data.source, column, lists=True)
+        given = named(whose, data.source, data.root, column, values) or in_order(whose, column, values)
+    return MultiLabel(text, given, label=column)
+
+
+MARKS = {"0", "1", "0.0", "1.0", "False", "True", "false", "true"}
+
+
+def _choose(data: Folder, own: OwnData) -> Choose:
+    whose, columns = data.whose, data.columns
+    choices = (data.first(CHOICES),) if data.first(CHOICES) else _choice_columns(columns)
+    answer = own.label or data.first(RIGHT)
+    asked = [name for name in (data.first(CONTEXTS), data.first(QUESTIONS)) if name]
+    text = own.text or "\n".join(f"{{{name}}}" for name in asked)
+    if not choices or answer not in columns or not text:
+        raise SpecError(
+            f"{whose}: of the columns {', '.join(columns)} one must hold the list of choices (choices, options or endings), "
+            "or one each a choice (choice1, choice2, …), one the right one (--label COLUMN), and one the question "
+            "(--text COLUMN, or a template like --text '{question} {choice}')"
+        )
+    text = text if "{" in text else f"{{{text}}}"
+    text = text if "{choice}" in text else f"{text}\n{{choice}}"
+    return Choose(_template(whose, text, (*columns, "choice")) if own.text else text, choices, answer)
+
+
+def _classify(data: Folder, own: OwnData) -> Classify:
+    whose = data.whose
+    label, text = _label_and_text(data, own, LABELS, "label")
     labels, numbered = _given_labels(whose, own, Classify), False
     if not labels:
         values = values_of(whose, data.source, label)
@@ -411,7 +481,7 @@ def _classify(data: Folder, own: OwnData) -> Classify:
             f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
             "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
         )
-    return Classify(_template(whose, text, columns), labels, label=label, numbered=numbered)
+    return Classify(text, labels, label=label, numbered=numbered)
 
 
 def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:
@@ -447,7 +517,7 @@ def _usual_text(data: Folder, label: str) -> str:
     return data.first([name for name in TEXTS if name != label]) or data.other_than(label)
 
 
-def _given_labels(whose: str, own: OwnData, kind: type[Classify | Tag]) -> tuple[str, ...]:
+def _given_labels(whose: str, own: OwnData, kind: type[Classify | Tag | MultiLabel]) -> tuple[str, ...]:
     """Return the labels that --labels lists, else those of the catalog task whose model is scored, if any."""
     labels = tuple(name.strip() for name in own.labels.split(",")) if own.labels else ()
     if labels and (len(set(labels)) < max(2, len(labels)) or "" in labels):
@@ -511,8 +581,15 @@ def _answer(data: Folder, own: OwnData) -> Answer:
     return replace(form, text=own.text) if own.text else form
 
 
-# The families whose form can be inferred from columns.
-INFERRED = {FAMILY_OF[Classify]: _classify, FAMILY_OF[Tag]: _tag, FAMILY_OF[Answer]: _answer}
+# The families whose form is read from the columns.
+INFERRED = {
+    FAMILY_OF[Classify]: _classify,
+    FAMILY_OF[Tag]: _tag,
+    FAMILY_OF[Answer]: _answer,
+    FAMILY_OF[Regress]: _regress,
+    FAMILY_OF[MultiLabel]: _multilabel,
+    FAMILY_OF[Choose]: _choose,
+}
 
 
 def _own_retrieval(whose: str, name: str, folder: Path, own: OwnData) -> Task:
@@ -549,6 +626,7 @@ def _own_retrieval(whose: str, name: str, folder: Path, own: OwnData) -> Task:
 DATASETS = "datasets.json"
 SHOWN = 160  # characters shown of an example
 LISTED = 12  # labels listed
+LARGE = 100  # size of a number to predict, above which a warning is given
 FEW = 100  # training rows below which a warning is given
 
 
@@ -674,9 +752,11 @@ def _shown(text: str) -> str:
 
 
 def _warnings(task: Task, examples: Examples) -> Iterator[str]:
-    train, test = examples.train, examples.test
+    train, test, form = examples.train, examples.test, task.form
     if not task.is_trained:
         return
+    if isinstance(form, Regress):
+        yield from _large_numbers(form, examples)
     if len(train) < FEW:
         yield f"only {counted(len(train), 'row')} to train on; scores of so few depend on chance"
     tested = test.queries if isinstance(test, Search) else [row.text for row in test]
@@ -686,4 +766,13 @@ def _warnings(task: Task, examples: Examples) -> Iterator[str]:
         yield (
             f"{shared:,} of {len(tested):,} inputs of the test part ({shared / len(tested):.1%}) are in the train part "
             "too; a model may know their answers by heart"
+        )
+
+
+def _large_numbers(form: Regress, examples: Examples) -> Iterator[str]:
+    numbers = [row.number for row in (*examples.train, *examples.validation, *examples.test)]
+    if max(map(abs, numbers)) > LARGE:
+        yield (
+            f"the numbers in {form.number!r} go from {min(numbers):g} to {max(numbers):g}, and the loss is their squared "
+            "error; scale them to the order of 1, as the 0 to 5 of STS-B"
         )

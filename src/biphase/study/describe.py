@@ -435,7 +435,7 @@ def _cells(row: Row, *, zero_shot: bool) -> tuple[str, ...]:
     if row.by_mean is None or row.by_seed is None:
         return (*about, f"{row.done}/{row.of} done", baseline, "", "", duration(row.seconds), "")
     mean, by_seed = (
-        f"{(_percent if zero_shot else with_interval)(selected.test)}{' !' if any(selected.constant) else ''}"
+        f"{_percent(selected.test) if zero_shot else with_interval(selected.test, row.metric)}{' !' if any(selected.constant) else ''}"
         for selected in (row.by_mean, row.by_seed)
     )
     rates = ("", "") if zero_shot else (f"{row.by_mean.lr:g}", by_seed)

@@ -29,6 +29,7 @@ from biphase.keys import finetuning_key, trial_key
 from biphase.leases import Holder, Leases
 from biphase.metadata import read_checkpoint_file, read_lines, read_trial_file
 from biphase.specs import Finetune, Task
+from biphase.specs.tasks import RANGES
 from biphase.store import Store, read_file, read_json, write_json
 from biphase.study.costs import flops_of
 from biphase.study.plan import Plan, TrainingJob
@@ -631,12 +632,13 @@ def half_width(values: list[float]) -> float | None:
     return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * math.sqrt(variance / len(values))
 
 
-def with_interval(values: list[float]) -> str:
-    """Format a mean in percent with its interval, such as 84.89 ± 0.18, clipped to valid scores, or why it has none."""
+def with_interval(values: list[float], metric: str = "") -> str:
+    """Format a mean in percent with its interval, such as 84.89 ± 0.18, clipped to the metric's range, or why it has none."""
     mean, half = 100 * sum(values) / len(values), half_width(values)
     if half is None:
         return f"{mean:.2f} ({no_interval(len(values))})"
-    return f"{mean:.2f} {beside(mean, mean - 100 * half, mean + 100 * half)}"
+    least, _ = RANGES.get(metric, (0.0, 1.0))
+    return f"{mean:.2f} {beside(mean, mean - 100 * half, mean + 100 * half, 100 * least)}"
 
 
 def scores_json(rows: Iterable[Row]) -> list[dict[str, Any]]:

@@ -2,7 +2,9 @@
 
     SC   TF-IDF of words and word pairs, and logistic regression
     TC   the most frequent tag of each word in the training sentences; of an unknown word, the most frequent tag of all
+    ML   TF-IDF of words and word pairs, and a logistic regression for each label
     IR   BM25 over the words of documents
+    SR   TF-IDF of words and word pairs, and ridge regression; of text pairs, the cosine of their TF-IDF vectors
 
 A model that does not score above them has learnt nothing that its task can show. They are deterministic, take seconds
 for the datasets of the catalog, and are left out where a dataset is too large for that.
@@ -12,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -27,25 +30,79 @@ def tfidf_labels(
     texts: Sequence[str], labels: Sequence[int], *parts: Sequence[str]
 ) -> list[np.ndarray] | None:
     """Return the labels that a logistic regression on `texts` predicts for each of `parts`; None: too many texts."""
-    characters, classes = sum(map(len, texts)), len(set(labels))
-    if len(texts) > MOST_TEXTS or characters > MOST_CHARACTERS or classes < 2:
+    classes = len(set(labels))
+    words = None if classes < 2 else _tfidf(texts, features=MOST_WEIGHTS // classes)
+    if words is None:
+        return None
+    from sklearn.linear_model import LogisticRegression
+
+    model = LogisticRegression(C=4.0, max_iter=300).fit(words.transform(texts), labels)
+    return [model.predict(words.transform(part)) for part in parts]
+
+
+def tfidf_label_sets(
+    texts: Sequence[str], labels: np.ndarray, *parts: Sequence[str]
+) -> list[np.ndarray] | None:
+    """Return which labels (n, labels) a logistic regression for each label predicts; None: too many texts."""
+    words = _tfidf(texts, features=MOST_WEIGHTS // labels.shape[1])
+    if words is None:
+        return None
+    from sklearn.linear_model import LogisticRegression
+
+    counts, read = words.transform(texts), [words.transform(part) for part in parts]
+    found = [np.zeros((len(part), labels.shape[1]), bool) for part in parts]
+    for label, marks in enumerate(labels.T):
+        model = LogisticRegression(C=4.0, max_iter=300).fit(counts, marks) if len(set(marks)) > 1 else None
+        for said, part in zip(found, read, strict=True):
+            said[:, label] = model.predict(part) if model else marks[0]
+    return found
+
+
+def tfidf_numbers(
+    texts: Sequence[str], numbers: np.ndarray, *parts: Sequence[str]
+) -> list[np.ndarray] | None:
+    """Return the numbers that a ridge regression on `texts` predicts for each of `parts`; None: too many texts."""
+    words = _tfidf(texts, features=MOST_WEIGHTS)
+    if words is None:
+        return None
+    from sklearn.linear_model import Ridge
+
+    model = Ridge(alpha=1.0).fit(words.transform(texts), numbers.astype(np.float64))
+    return [model.predict(words.transform(part)) for part in parts]
+
+
+def tfidf_cosines(
+    pairs: Sequence[tuple[str, str]], *parts: Sequence[tuple[str, str]]
+) -> list[np.ndarray] | None:
+    """Return the cosine of the two texts of each pair of `parts`; words are weighted by their frequency in `pairs`."""
+    words = _tfidf([text for pair in pairs for text in pair], features=MOST_WEIGHTS)
+    if words is None:
+        return None
+    found = []
+    for part in parts:
+        one, other = (words.transform([pair[side] for pair in part]) for side in (0, 1))
+        found.append(np.asarray(one.multiply(other).sum(axis=1)).ravel())
+    return found
+
+
+def _tfidf(texts: Sequence[str], *, features: int) -> Any | None:
+    """Return TF-IDF of words and word pairs, fitted to texts; None if they are too many, or none has a word."""
+    characters = sum(map(len, texts))
+    if len(texts) > MOST_TEXTS or characters > MOST_CHARACTERS:
         return None
     from sklearn.feature_extraction.text import TfidfVectorizer
-    from sklearn.linear_model import LogisticRegression
 
     words = TfidfVectorizer(
         token_pattern=WORDS,
         ngram_range=(1, 2 if characters < MOST_CHARACTERS / 10 else 1),
-        max_features=MOST_WEIGHTS // classes,
+        max_features=features,
         sublinear_tf=True,
         dtype=np.float32,
     )
     try:
-        counts = words.fit_transform(texts)
+        return words.fit(texts)
     except ValueError:  # no text has a word
         return None
-    model = LogisticRegression(C=4.0, max_iter=300).fit(counts, labels)
-    return [model.predict(words.transform(part)) for part in parts]
 
 
 def word_tags(

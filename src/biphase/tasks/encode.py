@@ -85,13 +85,14 @@ class Ragged:
         return cls(np.concatenate(rows) if rows else np.empty((0, *item), dtype or np.int64), starts)
 
 
-def encode_texts(tokenization: Tokenization, texts: Sequence[str]) -> Ragged:
-    """Return the int32 input ids of each text, truncated to fit."""
+def encode_texts(tokenization: Tokenization, texts: Sequence[str], *, keep_end: bool = False) -> Ragged:
+    """Return the int32 input ids of each text, truncated to fit: at its end, or with `keep_end` at its beginning."""
 
     def name(number: int) -> str:
         return f"text {number + 1}"
 
-    rows = [tokenization.framed(ids) for ids, _ in tokens(tokenization, texts, name)]
+    first = -tokenization.room if keep_end else 0
+    rows = [tokenization.framed(ids[first:]) for ids, _ in tokens(tokenization, texts, name)]
     return refuse_empty(Ragged.from_lists(rows, np.int32), name)
 
 

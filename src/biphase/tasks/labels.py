@@ -33,7 +33,7 @@ def values_of(whose: str, files: Sequence[Path], column: str, *, lists: bool = F
     for place, (value,) in read_rows(whose, files, (column,)):
         wrong = "has no list of labels" if lists and not isinstance(value, list) else ""
         if isinstance(value, list) and not lists:
-            wrong = "has a list, and one label a row is read,"
+            wrong = "has a list, and one label a row is read unless you type --family ML,"
         for label in value if isinstance(value, list) and lists else (value,):
             wrong = wrong or _no_label(label)
         if wrong:
@@ -53,7 +53,7 @@ def in_order(whose: str, column: str, values: set[Any]) -> tuple[str, ...]:
     if measure is not None:
         raise SpecError(
             f"{whose}: column {column!r} holds measures, not labels, e.g. {measure}; "
-            "name another: --label COLUMN, or say the labels: --labels NAMES"
+            "name another: --label COLUMN, say the labels: --labels NAMES, or predict the numbers: --family SR"
         )
     names = {str(int(value)) if isinstance(value, float) else str(value) for value in values}
     return tuple(sorted(names, key=int) if all(map(_WHOLE.fullmatch, names)) else sorted(names))

@@ -5,13 +5,16 @@
     TC  tagging           sentence_macro_f1    entity_counts, entity_f1
     QA  answers           token_set_f1         answer_f1, exact_match
     IR  ranking           paper_ndcg@10        ndcg@10, mrr@10, recall@100
+    SR  regression        –                    pearson, spearman, pearson_spearman
+    ML  multilabel        –                    micro_f1, macro_f1
+    MC  multiple choice   –                    accuracy
 
 Values are computed per example, so that two models can be compared example by example and a test set resampled. The
-score of a set is the mean of its examples, with three exceptions: entity F1 is computed by `entity_f1` from three
-counts per example, macro F1 and MCC from the labels of the whole set. Values are stored as float32; take their mean
-in float64 (`values.mean(dtype=float)`).
+score of a set is the mean of its examples, with these exceptions: entity F1 and micro F1 are computed from three
+counts per example, a correlation from the pairs of predicted and true number, macro F1 and MCC from the labels of the
+whole set. Values are stored as float32; take their mean in float64 (`values.mean(dtype=float)`).
 
-Scores are between 0 and 1, MCC between -1 and 1.
+Scores are between 0 and 1, MCC and correlations between -1 and 1.
 """
 
 from __future__ import annotations
@@ -62,11 +65,72 @@ def macro_f1(counts: NDArray[np.float64]) -> float:
     return float((2 * np.diag(counts)[occurs > 0] / occurs[occurs > 0]).mean())
 
 
+def multilabel_scores(predicted: NDArray[np.bool_], gold: NDArray[np.bool_]) -> dict[str, float]:
+    """Return micro and macro F1 of the labels (n, labels) of texts; macro over labels that occur, as `macro_f1`."""
+    right, occurs = (predicted & gold).sum(axis=0), predicted.sum(axis=0) + gold.sum(axis=0)
+    known = occurs > 0
+    each = 2 * right[known] / occurs[known]
+    micro = 2 * right.sum() / max(1, occurs.sum())  # 0 if nothing is right, also if there was nothing to find
+    return {"micro_f1": float(micro), "macro_f1": float(each.mean()) if known.any() else 0.0}
+
+
+def label_counts(predicted: NDArray[np.bool_], gold: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Return the numbers of correct, predicted and true labels of each text: (n, 3)."""
+    return np.stack([one.sum(axis=1) for one in (predicted & gold, predicted, gold)], -1).astype(np.int32)
+
+
 def mcc(counts: NDArray[np.float64]) -> float:
     """Return Matthews' correlation for any number of labels; 0 if all predicted or all gold labels are equal."""
     total, predicted, gold = counts.sum(), counts.sum(axis=0), counts.sum(axis=1)
     spread = (total**2 - predicted @ predicted) * (total**2 - gold @ gold)
     return float((np.trace(counts) * total - predicted @ gold) / math.sqrt(spread)) if spread > 0 else 0.0
+
+
+# ---------------------------------------------------------------- regression
+# Correlations of predicted and true numbers. GLUE's metric of STS-B is the mean of Pearson's and Spearman's. With
+# `weights`, example i occurs `weights[…, i]` times, as in resamples of a test set: Spearman's ranks are those of the
+# resample. A correlation is 0 where all predicted or all true numbers are equal.
+
+
+def correlations(predicted: NDArray, gold: NDArray) -> dict[str, float]:
+    """Return Pearson's and Spearman's correlation, and their mean."""
+    once = np.ones(len(gold))
+    return {name: float(correlation(name, predicted, gold, once)) for name in CORRELATIONS}
+
+
+def correlation(name: str, predicted: NDArray, gold: NDArray, weights: NDArray) -> Floats:
+    """Return a correlation of numbers (n) under weights (…, n); NaN if a number is."""
+    x, y, counts = (np.asarray(one, np.float64) for one in (predicted, gold, weights))
+    if not (np.isfinite(x).all() and np.isfinite(y).all()):
+        return np.full(counts.shape[:-1], np.nan)
+    found = []
+    if "pearson" in name:
+        found.append(_pearson(x, y, counts))
+    if "spearman" in name:
+        found.append(_pearson(_ranks(x, counts), _ranks(y, counts), counts))
+    return np.mean(found, axis=0)
+
+
+CORRELATIONS = ("pearson_spearman", "pearson", "spearman")
+
+
+def _pearson(x: NDArray, y: NDArray, counts: NDArray) -> Floats:
+    x, y = (one - (one * counts).sum(-1, keepdims=True) / counts.sum(-1, keepdims=True) for one in (x, y))
+    spreads = [(one * one * counts).sum(-1) for one in (x, y)]
+    # What rounding leaves of a spread that is 0.
+    least = [1e-20 * (1 + np.square(one).max(-1)) for one in (x, y)]
+    known = np.logical_and(*(spread > small for spread, small in zip(spreads, least, strict=True)))
+    shared = (x * y * counts).sum(-1)
+    return np.divide(shared, np.sqrt(spreads[0] * spreads[1]), out=np.zeros(shared.shape), where=known)
+
+
+def _ranks(values: NDArray, counts: NDArray) -> Floats:
+    """Return the rank of each value among the counted ones; equal values share their mean rank."""
+    _, which = np.unique(values, return_inverse=True)
+    order = np.argsort(which, kind="stable")
+    starts = np.searchsorted(which[order], np.arange(which.max() + 1))
+    of_each = np.add.reduceat(counts[..., order], starts, axis=-1)
+    return (of_each.cumsum(-1) - (of_each - 1) / 2)[..., which]
 
 
 # ---------------------------------------------------------------- tagging

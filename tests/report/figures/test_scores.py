@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Stage, Study
+from biphase.papers.gisserot2025 import PAPER as REFERENCE
 from biphase.papers.gisserot2025 import published
 from biphase.report.estimates import estimate
 from biphase.report.figures import figures
@@ -15,7 +16,7 @@ from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
 
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued"]
-PANELS = [family.name.capitalize() for family in FAMILIES.values()]
+PANELS = [FAMILIES[family].name.capitalize() for family in REFERENCE.tasks]
 T4 = 2.7764451051977987  # Student's t for five seeds
 
 
@@ -39,7 +40,7 @@ def test_objectives_by_size(by_id, drawn, paper):
     models = paper[0].models
     sizes = {float(models[f"{size}-clm-42k"].recipe.parameters): size for size in ("210m", "610m", "1b")}
     figure = by_id["objectives"]
-    for family, panel in zip(FAMILIES, PANELS, strict=True):
+    for family, panel in zip(REFERENCE.tasks, PANELS, strict=True):
         for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
             expected = {
                 x: published.Numbers().family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1
@@ -61,7 +62,7 @@ def test_marks_are_the_papers_table(by_id, drawn, paper):
         "continued": ["610m-clm-42k", "610m-mlm40-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for word in ("clm", "mlm40") for n in (54, 64))],
         "efficiency": [f"610m-{word}-42k{step}" for word in ("clm", "mlm40") for step in ("-5000", "-40000", "")],
     }.items():  # fmt: skip
-        for family, panel in zip(FAMILIES, PANELS, strict=True):
+        for family, panel in zip(REFERENCE.tasks, PANELS, strict=True):
             marks = drawn(by_id[id], panel, PAPER)
             known = [published.Numbers().family_mean(models[name].recipe, family) for name in names]
             assert sorted(marks.y) == sorted(known), (id, panel)

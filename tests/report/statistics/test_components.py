@@ -6,9 +6,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from biphase.report.statistics.components import decompose, linear
+from biphase.report.statistics.components import decompose, linear, linear_correlations
 from biphase.report.statistics.intervals import across, over_seeds, resample
-from biphase.tasks.metrics import entity_f1
+from biphase.tasks.metrics import correlation, entity_f1
 
 SOURCES = (
     "pretraining seed",
@@ -17,6 +17,19 @@ SOURCES = (
     "test example",
     "seeds × test example",
 )
+
+
+@pytest.mark.parametrize("metric", ["pearson", "spearman", "pearson_spearman"])
+def test_the_linearized_correlation_has_its_mean_and_the_noise_of_its_resamples(metric):
+    chance = np.random.default_rng(8)
+    true = chance.integers(0, 11, 400) / 2
+    pairs = np.stack([np.stack([true + chance.normal(0, 2, 400), true], -1) for _ in range(2)])
+    pairs[1, :, 0] = np.round(pairs[1, :, 0])  # with many ties
+    values = linear_correlations(pairs, metric)
+    once = np.ones(400)
+    assert values.mean(axis=1) == pytest.approx([correlation(metric, *row.T, once) for row in pairs])
+    draws = resample(pairs, seed="x", draws=3_000, metric=metric)
+    assert values.std(axis=1) / 20 == pytest.approx(draws.std(axis=0), rel=0.07)
 
 
 def drawn(chance, shape, sds):

@@ -41,6 +41,20 @@ def test_draws_of_counts_are_entity_f1_over_the_resampled_sentences():
     assert made == pytest.approx(np.array(expected), abs=1e-12)
 
 
+def test_draws_of_number_pairs_are_correlations_over_the_resampled_examples():
+    pairs = np.random.default_rng(3).integers(0, 6, (2, 25, 2)).astype(float)
+    times = drawn("stsb", 25, 30)
+    for metric, of in (("pearson", stats.pearsonr), ("spearman", stats.spearmanr)):
+        made = resample(pairs, seed="stsb", draws=30, metric=metric)
+        expected = [[of(*np.repeat(one, row, axis=0).T)[0] for one in pairs] for row in times]
+        assert made == pytest.approx(np.array(expected), abs=1e-9)
+    holed = pairs.copy()
+    holed[0, 4] = np.nan
+    made = resample(holed, seed="stsb", draws=9, metric="pearson_spearman")
+    assert np.isnan(made[:, 0]).all()
+    assert np.isfinite(made[:, 1]).all()
+
+
 def test_nothing_found_rightly_is_0_also_where_there_was_nothing():
     of = np.zeros((2, 4, 3))
     of[1, :, 1] = 2

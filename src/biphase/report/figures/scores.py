@@ -241,7 +241,7 @@ def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]
 def with_half(seeds: Estimate) -> str:
     """A mean and its interval, given as shares of one: "84.89 ± 0.18%"."""
     mean, low, high = 100 * seeds.mean, 100 * seeds.low, 100 * seeds.high
-    return f"{fixed(mean)} {beside(mean, low, high)}".rstrip() + "%"
+    return f"{fixed(mean)} {beside(mean, low, high, -100.0)}".rstrip() + "%"
 
 
 # ---------------------------------------------------------------- objectives
@@ -412,7 +412,8 @@ def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[f
     """Rate → the mean over tasks for each seed, with its interval."""
     scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
     lrs = evidence.grids[model.results[0], tasks[0]].lrs
-    return {lr: of_scores(across(scores[:, place])) for place, lr in enumerate(lrs)}
+    least = evidence.least_score(tasks)
+    return {lr: of_scores(across(scores[:, place]), least) for place, lr in enumerate(lrs)}
 
 
 def _rate_series(name: str, look: Style, model: Model, known: dict[float, Estimate]) -> Series:

@@ -143,6 +143,46 @@ def linear(counts: Values) -> Floats:
     return f1 + (2 * right - f1 * named) / size
 
 
+def linear_correlations(pairs: Values, metric: str) -> Floats:
+    """As `linear`, of pairs (…, examples, 2) of predicted and true number, for the correlation `metric`.
+
+    The influence of an example on Spearman's correlation includes that on the ranks of the others.
+    """
+    values = np.full(pairs.shape[:-1], np.nan)
+    for place in np.ndindex(pairs.shape[:-2]):
+        if not np.isfinite(pairs[place]).all():
+            continue
+        x, y = pairs[place].T.astype(np.float64)
+        found = []
+        if "pearson" in metric:
+            u, v = x - x.mean(), y - y.mean()
+            found.append(_influence(u, v, u * v, u * u, v * v))
+        if "spearman" in metric:
+            u, v = (one - one.mean() for one in (_below(x, np.ones(len(x))), _below(y, np.ones(len(y)))))
+            shared = u * v - _below(x, v) - _below(y, u)
+            found.append(_influence(u, v, shared, u * u - 2 * _below(x, u), v * v - 2 * _below(y, v)))
+        values[place] = np.mean(found, axis=0)
+    return values
+
+
+def _influence(u: Floats, v: Floats, shared: Floats, left: Floats, right: Floats) -> Floats:
+    """The correlation of centred numbers plus each example's influence on it, from that on the three second moments."""
+    spreads = (u @ u / len(u)), (v @ v / len(v))
+    if min(spreads) <= 1e-20:  # all equal: the correlation is 0 by definition
+        return np.zeros(len(u))
+    scale = np.sqrt(spreads[0] * spreads[1])
+    r = u @ v / len(u) / scale
+    sides = sum((one - one.mean()) / spread for one, spread in zip((left, right), spreads, strict=True))
+    return r + (shared - shared.mean()) / scale - r / 2 * sides
+
+
+def _below(values: Floats, weights: Floats) -> Floats:
+    """For each value the sum of the weights of lower values, half of those of equal ones included, over their number."""
+    _, which = np.unique(values, return_inverse=True)
+    of_each = np.bincount(which, weights=weights)
+    return (of_each.cumsum() - of_each / 2)[which] / len(values)
+
+
 def _squares(table: Floats, tasks: list[Floats]) -> Squares:
     """The mean squares. Each is a projection of the cells: onto the means over a factor, or onto the deviations."""
     pretrained, tuned = table.shape

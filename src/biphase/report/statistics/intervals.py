@@ -19,6 +19,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from biphase.tasks.metrics import CORRELATIONS, correlation
+
 Floats = NDArray[np.float64]
 # The squared half width of an interval as a function of alpha, the probability to miss the true mean.
 Reach = Callable[[float], float]
@@ -154,9 +156,9 @@ def estimate(mean: float, sd: float, n: int, se: float, reach: Reach, covers: st
     return Estimate(mean, sd, n, mean - half, mean + half, p, covers, se, df)
 
 
-def of_scores(one: Estimate) -> Estimate:
-    """Clip the interval of a score to [0, 1]. No true mean lies outside, so the coverage is unchanged."""
-    return replace(one, low=max(one.low, 0.0), high=min(one.high, 1.0)) if math.isfinite(one.low) else one
+def of_scores(one: Estimate, least: float = 0.0) -> Estimate:
+    """Clip the interval of a score to [least, 1]. No true mean lies outside, so the coverage is unchanged."""
+    return replace(one, low=max(one.low, least), high=min(one.high, 1.0)) if math.isfinite(one.low) else one
 
 
 def average(values: Floats) -> float:
@@ -216,11 +218,16 @@ BLOCK = 64 * 2**20  # bytes of weights at a time
 RESOLUTION = 2e-6  # relative; a smaller spread is rounding of float32 sums
 
 
-def resample(values: Values, *, seed: str, draws: int = DRAWS) -> Floats:
+def resample(values: Values, *, seed: str, draws: int = DRAWS, metric: str = "") -> Floats:
     """The scores (resamples, K) of values (K, examples) or counts (K, examples, 3) on resampled examples.
 
-    `seed` is the task's name. A row with NaN gives NaN and does not affect other rows.
+    Of pairs of numbers (K, examples, 2) it is the correlation that `metric` names. `seed` is the task's name. A row with
+    NaN gives NaN and does not affect other rows.
     """
+    if metric in CORRELATIONS:
+        every = _weights(seed, values.shape[1], draws)
+        drawn = [[correlation(metric, *row.T, weights) for row in values] for weights in every]
+        return np.concatenate([np.stack(block, -1) for block in drawn])
     parts = _parts(values)
     sums = [np.empty((draws, len(values))) for _ in parts]
     done = 0

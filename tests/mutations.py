@@ -40,6 +40,16 @@ class Mutation:
 
 
 MUTATIONS = [
+    # ------------------------------------------------------------ what a study says about training
+    Mutation(
+        "a decay ends below its floor",
+        "specs/training.py",
+        "low = self.floor * peak",
+        "low = self.floor * peak * left / self.decay",
+        "test_specs.py::test_a_decay_of_each_shape_falls_from_the_peak_to_its_floor",
+        "the floor is that of the first step of the decay only",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ captured steps
     Mutation(
         "filling repeats a position",
@@ -346,8 +356,8 @@ MUTATIONS = [
     Mutation(
         "WSD decays one step early",
         "specs/training.py",
-        "if step < self.decay_start:",
-        "if step < self.decay_start - 1:",
+        "if left > self.decay or not self.decay:",
+        "if left > self.decay + 1 or not self.decay:",
         "test_specs.py::test_the_learning_rate_at_the_corners_of_a_run",
         "the last step before the decay has another rate",
         subtle=True,
@@ -424,8 +434,8 @@ MUTATIONS = [
     Mutation(
         "key misses the first step of the decay",
         "keys.py",
-        "return [*rate, decay, run.steps] if step > decay else rate",
-        "return [*rate, decay, run.steps] if step > decay + 1 else rate",
+        "if step > decay:",
+        "if step > decay + 1:",
         "test_keys.py::test_a_change_is_seen_exactly_downstream_of_where_it_acts",
         "the first decayed step shares a key with one that does not decay",
         subtle=True,

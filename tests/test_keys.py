@@ -81,6 +81,21 @@ CHANGES = {
     "a hub model": ({"start": Hub("./m"), "precision": "fp32"}, -1),
     "layer decay": ({"optimizer": AdamW(layer_decay=0.9)}, -1),
     "what is frozen": ({"freeze": "embeddings"}, -1),
+    "shape of the decay": ({"schedule": WSD(1e-3, 2, 5, shape="1-sqrt")}, 15),
+    "floor of the decay": ({"schedule": WSD(1e-3, 2, 5, floor=0.1)}, 15),
+    "start of the warmup": ({"schedule": WSD(1e-3, 2, 5, warmup_from=0.1)}, -1),
+    "peak of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, peak=1e-4))}, 10),
+    "peak of a part of a stage": (
+        {"stages": (Stage(CLM(), 4), Stage(CLM(), 6, peak=1e-4), Stage(MLM(0.4), 10))},
+        4,
+    ),
+    "peaks said by stages": (
+        {
+            "schedule": WSD(2e-3, 2, 5),
+            "stages": (Stage(CLM(), 10, peak=1e-3), Stage(MLM(0.4), 10, peak=1e-3)),
+        },
+        NEVER,
+    ),
     "rotary base": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, rope_base=50_000.0))}, 10),
     "rotary base from the start": (
         {"stages": (Stage(CLM(), 10, rope_base=50_000.0), Stage(MLM(0.4), 10))},
@@ -121,6 +136,13 @@ def test_beside_an_adapter_everything_is_frozen_anyway():
     lora = replace(FROM_HUB, adapter=LoRA())
     assert keys(lora) == keys(replace(lora, freeze="embeddings"))
     assert keys(FROM_HUB)[5] != keys(replace(FROM_HUB, freeze="embeddings"))[5]
+
+
+def test_the_form_of_a_decay_or_warmup_that_never_happens_is_in_no_key():
+    without = replace(RUN, schedule=WSD(1e-3, 0, 0))
+    assert keys(without) == keys(
+        replace(RUN, schedule=WSD(1e-3, 0, 0, shape="cosine", floor=0.1, warmup_from=0.1))
+    )
 
 
 def test_a_rotary_base_goes_on_until_another_is_said():

@@ -75,6 +75,10 @@ REFUSED = {
     "WSD(0)": "WSD.peak 5e-4",
     "WSD(warmup=1.5)": "WSD.warmup 1",
     "WSD(decay=-1)": "WSD.decay",
+    "WSD(shape='sqrt')": "WSD.shape 'linear' 'cosine' '1-sqrt' 'sqrt'",
+    "WSD(floor=1)": "WSD.floor peak 1",
+    "WSD(warmup_from=-0.1)": "WSD.warmup_from -0.1",
+    "Stage(CLM(), 5, peak=1)": "Stage.peak 0 1",
     "AdamW((0.9, 1.0))": "AdamW.betas [0 1)",
     "AdamW(eps=0)": "AdamW.eps",
     "run('a/b')": "'a/b' slashes",
@@ -230,6 +234,48 @@ def test_the_learning_rate_at_the_corners_of_a_run():
     assert {constant.learning_rate(step) for step in (0, 50, 99)} == {0.1}
     two = run(stages=(Stage(CLM(), 95), Stage(MLM(0.4), 5)), schedule=WSD(0.1, 0, 10))
     assert [two.learning_rate(step) for step in (90, 94, 95, 99)] == pytest.approx([0.1, 0.06, 0.05, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("shape", "left"),
+    [
+        ("linear", lambda gone: 1 - gone),
+        ("cosine", lambda gone: 0.5 * (1 + math.cos(math.pi * gone))),
+        ("1-sqrt", lambda gone: 1 - gone**0.5),
+    ],
+)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_a_decay_of_each_shape_falls_from_the_peak_to_its_floor(shape, left, floor):
+    made = run(steps=50, schedule=WSD(0.2, 5, 40, shape=shape, floor=floor))
+    for step in range(10, 50):
+        share = left((step - 10) / 40)
+        assert made.learning_rate(step) == pytest.approx(0.2 * (floor + (1 - floor) * share), rel=1e-12)
+    assert made.learning_rate(50) == pytest.approx(0.2 * floor, abs=1e-15)  # reached after the last step
+
+
+def test_a_warmup_rises_again_from_the_share_at_which_the_run_before_ended():
+    before = run(steps=20, schedule=WSD(0.2, 0, 10, floor=0.1))
+    on = Pretrain("on", before, stages=Stage(CLM(), 20), schedule=WSD(0.2, 4, 0, warmup_from=0.1))
+    assert on.learning_rate(3) == on.learning_rate(4) == 0.2
+    assert [on.learning_rate(step) for step in range(3)] == pytest.approx([0.065, 0.11, 0.155])
+    assert before.learning_rate(20) == pytest.approx(0.02)
+
+
+def test_the_shape_and_floor_of_a_decay_go_on_in_the_run_after_and_its_warmup_does_not():
+    first = run(steps=20, schedule=WSD(0.2, 4, 10, shape="cosine", floor=0.1, warmup_from=0.1))
+    assert Pretrain("on", first, stages=Stage(CLM(), 20)).schedule == replace(first.schedule, warmup=0)
+
+
+def test_a_stage_may_have_its_own_peak_also_inside_warmup_and_decay():
+    stages = (Stage(CLM(), 10), Stage(CLM(), 10, peak=0.1), Stage(MLM(0.4), 10))
+    made = run(stages=stages, schedule=WSD(0.2, 12, 14))
+    assert [made.learning_rate(step) for step in (9, 10, 12)] == pytest.approx(
+        [0.2 * 10 / 12, 0.1 * 11 / 12, 0.1]
+    )
+    assert [made.learning_rate(step) for step in (19, 20)] == pytest.approx([0.1 * 11 / 14, 0.2 * 10 / 14])
+    assert [phase.peak for phase in made.phases] == [0.0, 0.1, 0.0]
+    same = run(stages=(Stage(CLM(), 10), Stage(CLM(), 10, peak=0.2)), schedule=WSD(0.2, 0, 0))
+    assert same.phases == (Phase(CLM(), 0, 20),)  # the schedule's peak said again is none of its own
 
 
 def test_equal_neighbouring_stages_are_one_phase_unless_a_schedule_restarts():

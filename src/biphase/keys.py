@@ -56,7 +56,7 @@ class Keyring:
         position = (id(run), step)
         if position not in self._keys:
             _, constant, phases = self._constant(run)
-            done = [_span(phase, step) for phase in phases if phase.first < step]
+            done = [_span(run, phase, step) for phase in phases if phase.first < step]
             self._keys[position] = content_key(
                 {**constant, "learning_rate": _rate_until(run, step), "phases": done, "step": step}
             )
@@ -93,16 +93,27 @@ class Keyring:
                 return {"checkpoint": self.at(run.start, run.start.steps)}
 
 
-def _span(phase: Phase, step: int) -> list[object]:
-    """Return the part of a phase that lies before step `step`, as JSON values."""
-    return [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
+def _span(run: Pretrain, phase: Phase, step: int) -> list[object]:
+    """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
+    span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
+    unusual: dict[str, object] = {}
+    peak = phase.peak or run.schedule.peak
+    if peak != run.first_peak:
+        unusual["peak"] = peak
+    return [*span, unusual] if unusual else span
 
 
 def _rate_until(run: Pretrain, step: int) -> list[object]:
     """Return what determines the learning rates up to step `step`; the decay counts only after it has begun."""
     wsd, decay = run.schedule, run.decay_start
-    rate: list[object] = [wsd.peak, wsd.warmup]
-    return [*rate, decay, run.steps] if step > decay else rate
+    rate: list[object] = [run.first_peak, wsd.warmup]
+    unusual: dict[str, object] = {}
+    if wsd.warmup and wsd.warmup_from:
+        unusual["warmup_from"] = wsd.warmup_from
+    if step > decay:
+        rate += [decay, run.steps]
+        unusual |= {name: getattr(wsd, name) for name in ("shape", "floor") if name in encode(wsd)}
+    return [*rate, unusual] if unusual else rate
 
 
 def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int, share: float = 1.0) -> str:

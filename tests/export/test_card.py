@@ -36,7 +36,7 @@ def test_the_card_of_a_checkpoint(folder, trained):
         "| masked, steps 1 to 4 | clm |",
         "| masked, steps 5 to 12 | mlm 40% |",
         "| tokens | 3.07k in all, 256 a step |",
-        "| learning rate | 0.003 after a warmup of 2 steps, down in a line to 0 over the last 3 steps |",
+        "| learning rate | 0.003 after a warmup of 2 steps, down linear to 0 over the last 3 steps |",
         f"| key | `{trained.results['masked']}` |",
         "| corpus | tiny |",
         "| source | train.jsonl |",  # and no folder of this machine

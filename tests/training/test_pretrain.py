@@ -24,6 +24,10 @@ RUNS = {
     "mlm": {"stages": (Stage(MLM(0.4, replace=(0.8, 0.1, 0.1)), 12),)},
     "mntp": {"stages": (Stage(MNTP(0.3), 12),)},
     "clm-mlm": {"stages": (Stage(CLM(), 5), Stage(MLM(Linear(0.5, 0.2, steps=4)), 7))},
+    "schedule": {
+        "stages": (Stage(CLM(), 5), Stage(MLM(0.4), 7, peak=1e-3)),
+        "schedule": WSD(3e-3, 3, 6, shape="1-sqrt", floor=0.1, warmup_from=0.1),
+    },
     "documents": {"packing": Rows(32, document_mask=True)},
 }
 

@@ -359,7 +359,9 @@ def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
         rows += [
             (
                 f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
-                phase.objective.label + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else ""),
+                phase.objective.label
+                + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else "")
+                + (f", peak {phase.peak:g}" if phase.peak else ""),
             )
             for phase in run.phases
             if phase.first < until
@@ -372,7 +374,7 @@ def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
     wsd, adam, packing = run.schedule, run.optimizer, run.packing
     decayed = "not decayed"
     if checkpoint.step > run.decay_start:
-        decayed = f"down in a line to 0 over the last {wsd.decay:,} steps"
+        decayed = f"down {wsd.form} over the last {wsd.decay:,} steps"
     machine = escaped(progress["machine"].get("device", "")) or "one machine"
     rows: Rows = [
         ("tokens", f"{short(progress['tokens'])} in all, {short(run.batch_tokens)} a step"),

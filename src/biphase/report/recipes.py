@@ -293,6 +293,7 @@ def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
         "corpus": encode(corpus_of(run)) if run.corpus else "",
         "peak": run.schedule.peak,
         "decay": _part(run, "decay", shares),
+        **run.unusual,
     }
 
 

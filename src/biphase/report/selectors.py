@@ -154,7 +154,7 @@ def _settings(members: Iterable[Model], runs: dict[str, Pretrain]) -> dict[str, 
     for model in members:
         origin = {"origin": "continued" if model.recipe.base else "from scratch"}
         fields.setdefault(model.recipe.setting, _fields(runs[model.name]) | origin)
-    names = ["corpus", "peak", "warmup", "decay", *SETTING]
+    names = ["corpus", "peak", "warmup", "decay", "more", *SETTING]
     differing = [name for name in names if len({values[name] for values in fields.values()}) > 1]
 
     def texts() -> dict[str, str]:
@@ -177,6 +177,7 @@ def _fields(run: Pretrain) -> dict[str, str]:
         "peak": f"peak {run.schedule.peak:g}",
         "warmup": f"warmup {run.schedule.warmup:g}",
         "decay": f"decay {run.schedule.decay:g}",
+        "more": " ".join(f"{name} {value}" for name, value in run.unusual.items()) or "one peak, linear to 0",
         "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
         "batch_tokens": f"{run.batch_tokens:,} tokens a step",
         "optimizer": f"eps {run.optimizer.eps:g}, decay {run.optimizer.weight_decay:g}",

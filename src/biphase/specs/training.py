@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
 from biphase.errors import SpecError
-from biphase.records import record
+from biphase.records import added, encode, record
 from biphase.specs.objectives import Objective
 from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_at_least, check_name
 
@@ -19,29 +20,36 @@ class Stage:
     """An objective for a number of optimizer steps.
 
     `rope_base` changes the base of the rotary position embedding from this stage on, e.g. for longer texts; 0 leaves it
-    unchanged.
+    unchanged. `peak` replaces the schedule's peak learning rate during this stage alone; 0 keeps it.
     """
 
     objective: Objective
     steps: int
     rope_base: float = 0.0
+    peak: float = added(0.0)
 
     def check(self) -> None:
         check_at_least(self, steps=1)
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
+        if not 0 <= self.peak < 1:
+            raise SpecError(f"Stage.peak must lie between 0 and 1, it is {self.peak}; 0 keeps the schedule's")
 
 
 @record
 class WSD:
-    """Warmup-stable-decay schedule: linear warmup, constant `peak`, linear decay to 0 over the last `decay` steps.
+    """Warmup-stable-decay schedule: linear warmup, constant `peak`, decay over the last `decay` steps.
 
-    An integer is a number of steps, a float below 1 a share of the run's steps.
+    An integer is a number of steps, a float below 1 a share of the run's steps. The decay has the form `shape` and ends
+    at the share `floor` of the peak; the warmup begins at the share `warmup_from`. Both are 0 in the usual schedule.
     """
 
     peak: float = 5e-4
     warmup: int | float = INHERIT  # default: 2,000 from scratch, 0 after another run; required after Hub
     decay: int | float = 2_000
+    shape: Literal["linear", "cosine", "1-sqrt"] = added("linear")
+    floor: float = added(0.0)
+    warmup_from: float = added(0.0)
 
     def settle(self) -> None:
         if self.warmup is INHERIT:
@@ -54,6 +62,33 @@ class WSD:
             value = getattr(self, name)
             if value < (-1 if name == "warmup" else 0) or (isinstance(value, float) and value >= 1):
                 raise SpecError(f"WSD.{name} must be a count of steps or a share below 1, not {value!r}")
+        for name in ("floor", "warmup_from"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SpecError(
+                    f"WSD.{name} must be a share of the peak below 1, not {getattr(self, name):g}; try 0.1"
+                )
+
+    def rate(self, step: int, steps: int, peak: float) -> float:
+        """Return the learning rate of step `step` of `steps`, for warmup and decay in steps and the given peak."""
+        if step < self.warmup:
+            low = self.warmup_from * peak
+            return low + (peak - low) * (step + 1) / self.warmup
+        left = steps - step
+        if left > self.decay or not self.decay:
+            return peak
+        low = self.floor * peak
+        match self.shape:
+            case "linear":
+                return low + (peak - low) * left / self.decay
+            case "cosine":
+                return low + (peak - low) * (1 + math.cos(math.pi * (self.decay - left) / self.decay)) / 2
+            case "1-sqrt":
+                return low + (peak - low) * (1 - math.sqrt((self.decay - left) / self.decay))
+
+    @property
+    def form(self) -> str:
+        """The form of the decay as text: "linear to 0", "1-sqrt to 10%"."""
+        return f"{self.shape} to {self.floor * 100:g}{'%' if self.floor else ''}"
 
 
 @record
@@ -99,14 +134,22 @@ class LoRA:
         check_at_least(self, rank=1, alpha=1)
 
 
+UNUSUAL = ("shape", "floor", "warmup_from")  # fields of a schedule that most leave at their defaults
+UNUSUAL_IN_PHASES = ("peak",)
+
+
 @dataclass(frozen=True)
 class Phase:
-    """An objective from step `first` up to, not including, step `until`; `rope_base` 0 keeps the model's own."""
+    """An objective from step `first` up to, not including, step `until`.
+
+    `rope_base` 0 keeps the model's own, `peak` 0 the schedule's.
+    """
 
     objective: Objective
     first: int
     until: int
     rope_base: float = 0.0
+    peak: float = 0.0
 
 
 PAPER_BATCH = 2_359_296  # tokens per step: 192 GPUs × 12 chunks of 1,024 tokens on average
@@ -165,7 +208,7 @@ class Pretrain:
         """Return the schedule with warmup and decay as numbers of steps."""
         schedule, parent = self.schedule, self.parent
         if schedule is INHERIT:
-            schedule = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
+            schedule = replace(parent.schedule, warmup=INHERIT) if parent else WSD()
         if not self.stages:
             return WSD(schedule.peak, 0, 0)
         warmup = schedule.warmup
@@ -177,8 +220,8 @@ class Pretrain:
                 )
             warmup = 0 if parent else PAPER_WARMUP
         shares_or_steps = (warmup, schedule.decay)
-        steps = (round(n * self.steps) if isinstance(n, float) else n for n in shares_or_steps)
-        return WSD(schedule.peak, *steps)
+        warmup, decay = (round(n * self.steps) if isinstance(n, float) else n for n in shares_or_steps)
+        return replace(schedule, warmup=warmup, decay=decay)
 
     def check(self) -> None:
         where = f"Pretrain {self.name!r}"
@@ -247,35 +290,45 @@ class Pretrain:
     def decay_start(self) -> int:
         return self.steps - int(self.schedule.decay)
 
+    @property
+    def first_peak(self) -> float:
+        """The peak of the first phase, whether the stage or the schedule says it."""
+        return (self.phases[0].peak if self.stages else 0.0) or self.schedule.peak
+
+    @property
+    def unusual(self) -> dict[str, Any]:
+        """What it says of schedule and stages beyond the peak, warmup and decay of the run; for reports."""
+        schedule = {name: value for name, value in encode(self.schedule).items() if name in UNUSUAL}
+        stages = {name: [encode(getattr(phase, name)) for phase in self.phases] for name in UNUSUAL_IN_PHASES}
+        return schedule | {name: values for name, values in stages.items() if any(values)}
+
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
-        wsd = self.schedule
-        if step < wsd.warmup:
-            return wsd.peak * (step + 1) / wsd.warmup
-        if step < self.decay_start:
-            return wsd.peak
-        return wsd.peak * (self.steps - step) / wsd.decay
+        """Return the learning rate of step `step` (from 0)."""
+        begun = [0.0, *(phase.peak for phase in self.phases if phase.first <= step)]
+        return self.schedule.rate(step, self.steps, begun[-1] or self.schedule.peak)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The run's phases in order.
 
-        Neighbouring stages with the same objective and rope base merge, unless the masking ratio follows a schedule:
+        Neighbouring stages that differ in their numbers of steps only merge, unless the masking ratio follows a schedule:
         that is counted from the start of its stage, so the boundary matters.
         """
         phases: list[Phase] = []
         step, base = 0, self.initial_rope_base
         for stage in self.stages:
-            first, base = step, stage.rope_base or base
+            base = stage.rope_base or base
+            peak = 0.0 if stage.peak == self.schedule.peak else stage.peak
+            phase = Phase(stage.objective, step, step + stage.steps, base, peak)
+            step = phase.until
             last = phases[-1] if phases else None
             if (
                 last
-                and (last.objective, last.rope_base) == (stage.objective, base)
+                and replace(phase, first=last.first) == replace(last, until=step)
                 and not last.objective.restarts
             ):
-                first = phases.pop().first
-            step += stage.steps
-            phases.append(Phase(stage.objective, first, step, base))
+                phase = replace(phases.pop(), until=step)
+            phases.append(phase)
         return tuple(phases)
 
     def phase_at(self, step: int) -> Phase:

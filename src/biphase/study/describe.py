@@ -347,9 +347,10 @@ def _details(run: Pretrain) -> dict[str, str]:
     parts: dict[str, Any] = {"": run.start}  # an existing model, not trained here
     if run.corpus:
         names = ("seed", "packing", "precision", "adapter", "freeze", "optimizer")
-        parts = {"start": run.start, "corpus": corpus_of(run), "lr": run.schedule.peak}
+        parts = {"start": run.start, "corpus": corpus_of(run), "lr": run.first_peak}
         parts |= {"warmup": run.schedule.warmup, "batch": run.batch_tokens}
         parts |= {name: getattr(run, name) for name in names}
+        parts |= {"warmup from": run.schedule.warmup_from} if run.schedule.warmup_from else {}
     values = {path: value for name, part in parts.items() for path, value in _leaves(encode(part), name)}
     return {
         path: f"{path.removesuffix('/kind').split('/')[-1]} {value:{'g' if isinstance(value, float) else ''}}"

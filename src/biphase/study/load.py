@@ -34,7 +34,7 @@ from biphase.metadata import read_checkpoint_file
 from biphase.presets import CORPORA, LLAMA3
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
-from biphase.specs import BPE, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
+from biphase.specs import BPE, Corpus, Hub, Pretrain, Pretrained, Stage, Study
 from biphase.store import Store, read_checked, write_json
 
 PINS = "pins.json"
@@ -236,7 +236,7 @@ def _run_up_to(key: str, store: Store) -> Pretrain:
         if left:
             stages.append(replace(stage, steps=min(stage.steps, left)))
             left -= stages[-1].steps
-    schedule = WSD(run.schedule.peak, int(run.schedule.warmup), 0)
+    schedule = replace(run.schedule, decay=0)
     return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
 
 

@@ -42,6 +42,32 @@ class Mutation:
 MUTATIONS = [
     # ------------------------------------------------------------ what a study says about training
     Mutation(
+        "Muon takes a step that is not finite",
+        "training/optimizer.py",
+        "if not nonfinite.item():",
+        "if nonfinite.item() < 2:",
+        "training/test_pretrain.py::test_muon_skips_a_nonfinite_step_as_adamw_does",
+        "one batch without a finite loss destroys the matrices",
+    ),
+    Mutation(
+        "z-loss without its gradient",
+        "fast/plain.py",
+        "error *= 1 + 2 * z_loss * top",
+        "error *= 1 + z_loss * top",
+        "test_loss.py::test_a_z_loss_and_its_gradients_equal_autograds",
+        "half of the z-loss is trained on",
+        subtle=True,
+    ),
+    Mutation(
+        "what was frozen stays frozen",
+        "training/optimizer.py",
+        "weight.requires_grad_(name not in frozen)",
+        "weight.requires_grad_(weight.requires_grad and name not in frozen)",
+        "training/test_pretrain.py::test_frozen_weights_keep_their_bits_and_their_optimizer_state_rests",
+        "a later stage does not train the layers that an earlier one froze",
+        subtle=True,
+    ),
+    Mutation(
         "a decay ends below its floor",
         "specs/training.py",
         "low = self.floor * peak",

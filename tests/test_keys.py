@@ -22,6 +22,7 @@ from biphase.specs import (
     Hub,
     Linear,
     LoRA,
+    Muon,
     Pretrain,
     Rows,
     Stage,
@@ -88,6 +89,20 @@ CHANGES = {
     "peak of a part of a stage": (
         {"stages": (Stage(CLM(), 4), Stage(CLM(), 6, peak=1e-4), Stage(MLM(0.4), 10))},
         4,
+    ),
+    "Muon": ({"optimizer": Muon()}, -1),
+    "z-loss": ({"z_loss": 1e-4}, -1),
+    "frozen layers of the second stage": (
+        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, freeze="layers[:2]"))},
+        10,
+    ),
+    "layer decay of the second stage": (
+        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, layer_decay=0.9))},
+        10,
+    ),
+    "a layer decay of 1 said by a stage": (
+        {"stages": (Stage(CLM(), 10, layer_decay=1.0), Stage(MLM(0.4), 10))},
+        NEVER,
     ),
     "peaks said by stages": (
         {

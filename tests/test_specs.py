@@ -79,6 +79,11 @@ REFUSED = {
     "WSD(floor=1)": "WSD.floor peak 1",
     "WSD(warmup_from=-0.1)": "WSD.warmup_from -0.1",
     "Stage(CLM(), 5, peak=1)": "Stage.peak 0 1",
+    "Stage(CLM(), 5, layer_decay=1.1)": "Stage.layer_decay 1.1 0.9",
+    "Stage(CLM(), 5, freeze='layer 3')": "Stage.freeze 'layer 'embeddings' 'layers[:12]'",
+    "run(stages=Stage(CLM(), 10, freeze='layers[:9]'))": "Stage.freeze 'layers[:9]' 4 'layers[:4]'",
+    "run(stages=Stage(CLM(), 10, freeze='layers[4]'))": "Stage.freeze 'layers[4]' 4",
+    "run(stages=Stage(CLM(), 10, freeze='layers[3:3]'))": "Stage.freeze 'layers[3:3]' 4",
     "AdamW((0.9, 1.0))": "AdamW.betas [0 1)",
     "AdamW(eps=0)": "AdamW.eps",
     "run('a/b')": "'a/b' slashes",
@@ -94,6 +99,13 @@ REFUSED = {
     "run(keep=(0,))": "keep=(0,)",
     "run(keep=(5, 5))": "keep=(5, different",
     "run(heldout_tokens=8)": "heldout_tokens 64",
+    "Muon(momentum=1)": "Muon.momentum [0 1)",
+    "Muon(weight_decay=-1)": "Muon.weight_decay -1",
+    "Muon(newton_schulz_steps=0)": "Muon.newton_schulz_steps 1 0",
+    "Muon(adjust='none')": "Muon.adjust 'match_rms_adamw' 'original'",
+    "run(start=Hub('./m'), optimizer=Muon(), adapter=LoRA(), schedule=WSD(1e-4, 1, 2))": "LoRA optimizer=AdamW()",
+    "run('b', run('a'), optimizer=Muon())": "'a' AdamW Muon optimizer_state='reset'",
+    "run(z_loss=1)": "'run' z_loss 1e-4",
     "run(seed=-1)": "[0 2³¹) -1",
     "run(seed=2**31)": "seed 2³¹",
     "run(heldout_every=0)": "heldout_every 1",
@@ -276,6 +288,27 @@ def test_a_stage_may_have_its_own_peak_also_inside_warmup_and_decay():
     assert [phase.peak for phase in made.phases] == [0.0, 0.1, 0.0]
     same = run(stages=(Stage(CLM(), 10), Stage(CLM(), 10, peak=0.2)), schedule=WSD(0.2, 0, 0))
     assert same.phases == (Phase(CLM(), 0, 20),)  # the schedule's peak said again is none of its own
+
+
+@pytest.mark.parametrize(
+    ("freeze", "layers"),
+    [
+        ("layers[:2]", {0, 1}), ("layers[0:2]", {0, 1}), ("layers[2:]", {2, 3, 4}), ("layers[:]", {0, 1, 2, 3, 4}),
+        ("layers[-2:]", {3, 4}), ("layers[1:-1]", {1, 2, 3}), ("layers[3]", {3}), ("layers[-1]", {4}),
+        ("embeddings", set()), (("layers[4]", "embeddings", "layers[:1]"), {0, 4}),
+    ],
+)  # fmt: skip
+def test_frozen_layers_are_named_as_python_slices(freeze, layers):
+    assert Stage(CLM(), 5, freeze=freeze).frozen_layers(5) == layers
+
+
+def test_what_a_stage_freezes_ends_with_it_and_what_the_run_freezes_is_not_said_twice():
+    frozen = Stage(CLM(), 5, freeze=("layers[0:2]", "embeddings"), layer_decay=0.9)
+    made = run(stages=(frozen, Stage(CLM(), 5)))
+    assert [phase.freeze for phase in made.phases] == [("embeddings", "layers[:2]"), ()]
+    assert [phase.layer_decay for phase in made.phases] == [0.9, 0.0]
+    assert run(stages=frozen, freeze="embeddings").phases[0].freeze == ("layers[:2]",)
+    assert run(stages=frozen, optimizer=AdamW(layer_decay=0.9)).phases[0].layer_decay == 0.0
 
 
 def test_equal_neighbouring_stages_are_one_phase_unless_a_schedule_restarts():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from biphase.records import content_key, encode
-from biphase.specs import Corpus, Finetune, Hub, Phase, Pretrain, Size, Task
+from biphase.specs import Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
 
 # Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
@@ -50,6 +50,8 @@ class Keyring:
         """Return the key of the run's checkpoint after `step` steps."""
         if run.parent and step == 0:
             return self.at(run.parent, run.parent.steps)
+        if isinstance(run.start, Merge) and step == 0:
+            return self._merged(run.start)
         if isinstance(run.start, Hub) and not run.stages:  # an untrained hub model: only its files matter
             tokenizer = self._identities.reads(run.start)
             return content_key({"generation": GENERATION, "start": self._start(run), "tokenizer": tokenizer})
@@ -78,8 +80,19 @@ class Keyring:
                 "adapter": encode(run.adapter),
                 "freeze": "nothing" if run.adapter else run.freeze,  # with an adapter all weights are frozen
             }
+            if run.z_loss:
+                constant["z_loss"] = run.z_loss
             self._runs[id(run)] = run, constant, run.phases
         return self._runs[id(run)]
+
+    def _merged(self, merge: Merge) -> str:
+        """Return the key of a mean: its parts' keys and weights, in the order in which they are summed."""
+        return content_key({"generation": GENERATION, "merge": self.summands(merge)})
+
+    def summands(self, merge: Merge) -> list[list[object]]:
+        """Return [key, weight] of each part of a mean, ordered by key, so that the written order means nothing."""
+        keys = (self.at(part.run, part.step) for part in merge.parts)
+        return sorted([key, weight] for key, weight in zip(keys, merge.weights, strict=True))
 
     def _start(self, run: Pretrain) -> object:
         match run.start:
@@ -91,6 +104,8 @@ class Keyring:
                 return {"hub": self._identities.hub(run.start), "windows": run.start.windows, **rules}
             case Pretrain():
                 return {"checkpoint": self.at(run.start, run.start.steps)}
+            case Merge():
+                return {"checkpoint": self.at(run, 0)}
 
 
 def _span(run: Pretrain, phase: Phase, step: int) -> list[object]:
@@ -100,6 +115,7 @@ def _span(run: Pretrain, phase: Phase, step: int) -> list[object]:
     peak = phase.peak or run.schedule.peak
     if peak != run.first_peak:
         unusual["peak"] = peak
+    unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
     return [*span, unusual] if unusual else span
 
 

@@ -25,7 +25,7 @@ from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
 from biphase.records import content_key, decode, encode
-from biphase.specs import Hub, Pretrain, Pretrained, Size
+from biphase.specs import AdamW, Hub, Merge, Muon, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
@@ -326,8 +326,8 @@ def without_folders(source: str) -> str:
 
 
 def lineage(run: Pretrain) -> list[Pretrain]:
-    """The runs that led to this one, oldest first, and itself."""
-    return [*(lineage(run.start) if isinstance(run.start, Pretrain) else []), run]
+    """The runs that led to this one, oldest first, and itself; of a merge, those of its longest part."""
+    return [*(lineage(run.sources[0].run) if run.sources else []), run]
 
 
 def titled(checkpoint: SavedCheckpoint) -> str:
@@ -354,14 +354,20 @@ def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
     """How the weights were trained, run by run, as a table."""
     runs = lineage(checkpoint.run)
     rows: Rows = [("start", describe_start(runs[0].start))]  # ty: ignore[invalid-argument-type]  (the first has no run before it)
-    for run in runs:
-        until = checkpoint.step if run is runs[-1] else run.steps
+    for run, after in zip(runs, (*runs[1:], None), strict=True):
+        until = after.sources[0].step if after else checkpoint.step
+        if isinstance(run.start, Merge):
+            rows.append(
+                (f"{escaped(run.name)}, start", f"weighted mean of {_parts(run.start)}; new optimizer state")
+            )
         rows += [
             (
                 f"{escaped(run.name)}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
                 phase.objective.label
                 + (f", rotary base {phase.rope_base:,.0f}" if phase.rope_base else "")
-                + (f", peak {phase.peak:g}" if phase.peak else ""),
+                + (f", peak {phase.peak:g}" if phase.peak else "")
+                + (f", layer decay {phase.layer_decay:g}" if phase.layer_decay else "")
+                + (f", frozen {', '.join(phase.freeze)}" if phase.freeze else ""),
             )
             for phase in run.phases
             if phase.first < until
@@ -369,31 +375,50 @@ def recipe_lines(checkpoint: SavedCheckpoint) -> list[str]:
     return table([*rows, *_training_settings(checkpoint)], ("what", "how"))
 
 
+def _parts(merge: Merge) -> str:
+    parts = zip(merge.weights, merge.parts, strict=True)
+    return ", ".join(
+        f"{weight:.4g} × {escaped(part.run.name)} at step {part.step:,}" for weight, part in parts
+    )
+
+
 def _training_settings(checkpoint: SavedCheckpoint) -> Rows:
-    run, progress = checkpoint.run, checkpoint.about["progress"]
-    wsd, adam, packing = run.schedule, run.optimizer, run.packing
+    run, progress, step = checkpoint.run, checkpoint.about["progress"], checkpoint.step
+    while not run.stages and run.sources:  # a merge without training: how its longest part was trained
+        run, step = run.sources[0].run, run.sources[0].step
+    wsd, packing = run.schedule, run.packing
     decayed = "not decayed"
-    if checkpoint.step > run.decay_start:
+    if step > run.decay_start:
         decayed = f"down {wsd.form} over the last {wsd.decay:,} steps"
     machine = escaped(progress["machine"].get("device", "")) or "one machine"
     rows: Rows = [
         ("tokens", f"{short(progress['tokens'])} in all, {short(run.batch_tokens)} a step"),
         ("rows", f"{type(packing).__name__.lower()} of {packing.length:,} tokens"),
         ("learning rate", f"{wsd.peak:g} after a warmup of {wsd.warmup:,} steps, {decayed}"),
-        (
-            "optimizer",
-            f"AdamW, betas {adam.betas[0]:g} and {adam.betas[1]:g}, eps {adam.eps:g}, weight decay "
-            f"{adam.weight_decay:g}, gradients clipped at {adam.clip:g}"
-            + (f", layer decay {adam.layer_decay:g}" if adam.layer_decay != 1 else ""),
-        ),
+        ("optimizer", _optimizer(run.optimizer)),
         ("precision, seed", f"{run.precision}, {run.seed}"),
     ]
     if run.adapter:
         rows.append(("adapter", f"LoRA of rank {run.adapter.rank}, alpha {run.adapter.alpha:g}, merged here"))
+    if run.z_loss:
+        rows.append(("z-loss", f"{run.z_loss:g}"))
     if run.freeze != "nothing":
         rows.append(("frozen", escaped(run.freeze)))
     rows.append(("time", f"{duration(progress['seconds'])} of training on {machine}"))
     return [*rows, ("key", f"`{checkpoint.key}`")]
+
+
+def _optimizer(spec: AdamW | Muon) -> str:
+    if isinstance(spec, Muon):
+        return (
+            f"Muon for the matrices of the layers, momentum {spec.momentum:g}, weight decay {spec.weight_decay:g}, "
+            f"steps {spec.adjust}; for the rest {_optimizer(spec.adamw)}"
+        )
+    return (
+        f"AdamW, betas {spec.betas[0]:g} and {spec.betas[1]:g}, eps {spec.eps:g}, weight decay "
+        f"{spec.weight_decay:g}, gradients clipped at {spec.clip:g}"
+        + (f", layer decay {spec.layer_decay:g}" if spec.layer_decay != 1 else "")
+    )
 
 
 # ---------------------------------------------------------------- data, losses, scores

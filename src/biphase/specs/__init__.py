@@ -10,10 +10,10 @@ from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Packing, Pretrained, Rows, Size
 from biphase.specs.study import Discard, Fewer, Finetune, Study
 from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
-from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
+from biphase.specs.training import WSD, AdamW, Kept, LoRA, Merge, Muon, Phase, Pretrain, Stage
 
 __all__ = [
     "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Chunks", "Claim", "Classify", "Corpus",
-    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Objective", "Packing", "Phase",
-    "Pretrain", "Pretrained", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task",
+    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Kept", "Linear", "LoRA", "Merge", "Muon", "Objective",
+    "Packing", "Phase", "Pretrain", "Pretrained", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task",
 ]  # fmt: skip

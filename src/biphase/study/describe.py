@@ -258,7 +258,14 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
     def row(text: str, job: TrainingJob) -> _Row:
         first, until = job.span
         mark = "✓" if job.key in done else ""
-        return text, steps(first), steps(until), job.key[:digits], mark, ", ".join(job.results)
+        return (
+            text,
+            "" if job.merge else steps(first),
+            steps(until),
+            job.key[:digits],
+            mark,
+            ", ".join(job.results),
+        )
 
     named = titles(list(plan.roots.values()), trained=set(below))
 
@@ -294,7 +301,7 @@ def _branches(
     waiting = expand(root, "")
     while waiting:
         job, before, beneath = waiting.pop()
-        base = job.run.phase_at(job.first).rope_base
+        base = 0.0 if job.merge else job.run.phase_at(job.first).rope_base
         rope = f", rope {base:g}" if base else ""
         yield before + job.objective.label + rope + (" ↘" if job.decaying else ""), job
         waiting.extend(expand(job.key, beneath))
@@ -350,6 +357,7 @@ def _details(run: Pretrain) -> dict[str, str]:
         parts = {"start": run.start, "corpus": corpus_of(run), "lr": run.first_peak}
         parts |= {"warmup": run.schedule.warmup, "batch": run.batch_tokens}
         parts |= {name: getattr(run, name) for name in names}
+        parts |= {"z_loss": run.z_loss} if run.z_loss else {}
         parts |= {"warmup from": run.schedule.warmup_from} if run.schedule.warmup_from else {}
     values = {path: value for name, part in parts.items() for path, value in _leaves(encode(part), name)}
     return {
@@ -437,7 +445,7 @@ def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) 
     tuned = ledger.count(plan, store, results)
     left = plan.left(ledger.done_keys(plan, store))
     if results is not None:
-        wanted = {job.key for key in results for job in plan.path(key)}
+        wanted = plan.needed_for(results)
         left = [key for key in left if key in wanted]
     return bool(left) or tuned.done < tuned.of
 

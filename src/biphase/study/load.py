@@ -34,7 +34,7 @@ from biphase.metadata import read_checkpoint_file
 from biphase.presets import CORPORA, LLAMA3
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
-from biphase.specs import BPE, Corpus, Hub, Pretrain, Pretrained, Stage, Study
+from biphase.specs import BPE, Corpus, Hub, Merge, Pretrain, Pretrained, Stage, Study
 from biphase.store import Store, read_checked, write_json
 
 PINS = "pins.json"
@@ -259,6 +259,9 @@ def pinned(study: Study, store: Store, *, ask: bool) -> Study:
         start = run.start
         if isinstance(start, Pretrain):
             start = of_run(start)
+        elif isinstance(start, Merge):
+            parts = tuple(replace(part, run=of_run(part.run)) for part in start.parts)
+            start = start if parts == start.parts else replace(start, parts=parts)
         elif isinstance(start, Hub) and not start.local and not start.revision:
             if ask and start.source not in known:
                 known[start.source] = commit_of(start.source, store)
@@ -306,7 +309,7 @@ def pins_of(study: Study, store: Store) -> dict[str, str]:
 
 def hubs_of(study: Study) -> set[Hub]:
     """Return the models, on the hub or in local folders, that a study's runs start from."""
-    starts = {run.root.start for run in study.runs}
+    starts = {ancestor.start for run in study.runs for ancestor in run.lineage}
     return {start for start in starts if isinstance(start, Hub)}
 
 

@@ -42,6 +42,14 @@ class Mutation:
 MUTATIONS = [
     # ------------------------------------------------------------ what a study says about training
     Mutation(
+        "a mean depends on the order in which it is written",
+        "keys.py",
+        "return sorted([key, weight] for key, weight in",
+        "return list([key, weight] for key, weight in",
+        "training/test_merge.py::test_the_written_order_changes_neither_key_nor_bits",
+        "the same mean is computed twice, with other roundings",
+    ),
+    Mutation(
         "Muon takes a step that is not finite",
         "training/optimizer.py",
         "if not nonfinite.item():",

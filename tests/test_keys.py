@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from biphase.catalog import TASKS
 from biphase.keys import Identities, Keyring, checkpoint_key, data_key, finetuning_key, trial_key
 from biphase.presets import SIZES, corpus_of
+from biphase.records import decode, encode
 from biphase.specs import (
     BPE,
     CLM,
@@ -20,8 +21,10 @@ from biphase.specs import (
     Corpus,
     Finetune,
     Hub,
+    Kept,
     Linear,
     LoRA,
+    Merge,
     Muon,
     Pretrain,
     Rows,
@@ -169,6 +172,26 @@ def test_a_rotary_base_goes_on_until_another_is_said():
     assert keys(on) == keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=5e4),)))
     assert keys(on)[1] != keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=6e4),)))[1]
     assert [phase.rope_base for phase in on.phases] == [5e4]
+
+
+def test_the_key_of_a_merge_is_of_its_parts_and_weights_alone():
+    def key(*parts, **fields):
+        return checkpoint_key(Pretrain("merged", Merge(*parts), **fields), 0, OUTSIDE)
+
+    two = replace(RUN, name="two", stages=(Stage(CLM(), 20),))
+    plain = key((RUN, 0.25), (two, 0.75))
+    assert plain == key((two, 0.75), (replace(RUN, name="other"), 0.25), heldout_every=7)
+    others = {
+        key((RUN, 0.75), (two, 0.25)),
+        key((Kept(RUN, 19), 0.25), (two, 0.75)),
+        key((RUN, 0.25), (replace(two, seed=3), 0.75)),
+        key(RUN, two, THEN),
+    }
+    assert len(others | {plain}) == 5
+    on = Pretrain("on", Merge((RUN, 0.25), (two, 0.75)), stages=Stage(CLM(), 5), schedule=WSD(1e-3, 1, 1))
+    assert keys(on)[0] == plain
+    assert keys(on)[1:] != keys(replace(on, start=Merge(RUN, two)))[1:]
+    assert decode(encode(on)) == on
 
 
 CHANGES_OF_THEN = {

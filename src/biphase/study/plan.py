@@ -369,7 +369,11 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
 
     written = sum(run.steps for run in everyone)
     tasks = _task_keys(study.finetune, identities) if study.finetune else {}
-    return Plan(study, question, roots, dict(_depth_first(roots, jobs)), results, written, tasks)
+    plan = Plan(study, question, roots, dict(_depth_first(roots, jobs)), results, written, tasks)
+    needed = plan.needed_for(
+        results.values()
+    )  # not the end of a run of which a merge takes earlier steps only
+    return replace(plan, jobs={key: job for key, job in plan.jobs.items() if key in needed})
 
 
 def _merge_job(

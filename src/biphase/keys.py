@@ -58,9 +58,12 @@ class Keyring:
         position = (id(run), step)
         if position not in self._keys:
             _, constant, phases = self._constant(run)
-            done = [_span(run, phase, step) for phase in phases if phase.first < step]
+            # Rates have one form, whether the schedule or a stage says them.
+            peak = (phases[0].peak if phases else 0.0) or run.schedule.peak
+            done = [_span(run, peak, phase, step) for phase in phases if phase.first < step]
+            rate = _rate_until(run, peak, step)
             self._keys[position] = content_key(
-                {**constant, "learning_rate": _rate_until(run, step), "phases": done, "step": step}
+                {**constant, "learning_rate": rate, "phases": done, "step": step}
             )
         return self._keys[position]
 
@@ -108,21 +111,21 @@ class Keyring:
                 return {"checkpoint": self.at(run, 0)}
 
 
-def _span(run: Pretrain, phase: Phase, step: int) -> list[object]:
+def _span(run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
     """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
     span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
     unusual: dict[str, object] = {}
     peak = phase.peak or run.schedule.peak
-    if peak != run.first_peak:
+    if peak != first_peak:
         unusual["peak"] = peak
     unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
     return [*span, unusual] if unusual else span
 
 
-def _rate_until(run: Pretrain, step: int) -> list[object]:
+def _rate_until(run: Pretrain, first_peak: float, step: int) -> list[object]:
     """Return what determines the learning rates up to step `step`; the decay counts only after it has begun."""
     wsd, decay = run.schedule, run.decay_start
-    rate: list[object] = [run.first_peak, wsd.warmup]
+    rate: list[object] = [first_peak, wsd.warmup]
     unusual: dict[str, object] = {}
     if wsd.warmup and wsd.warmup_from:
         unusual["warmup_from"] = wsd.warmup_from

@@ -230,6 +230,10 @@ class Phase:
     freeze: tuple[str, ...] = ()
     layer_decay: float = 0.0
 
+    @property
+    def how(self) -> tuple[float, float, tuple[str, ...], float]:
+        return self.rope_base, self.peak, self.freeze, self.layer_decay
+
 
 @record
 class Kept:
@@ -247,6 +251,11 @@ class Kept:
     @property
     def rope_base(self) -> float:
         return self.run.rope_base_after(self.step)
+
+    @property
+    def samples(self) -> int:
+        """The sample index that follows on this checkpoint."""
+        return self.run.origin_sample + self.step * self.run.rows_per_step
 
     @property
     def total_steps(self) -> int:
@@ -521,15 +530,18 @@ class Pretrain:
             peak = 0.0 if stage.peak == self.schedule.peak else stage.peak
             freeze = tuple(name for name in stage.freeze if not (name == "embeddings" and already))
             layer_decay = 0.0 if stage.layer_decay == self.optimizer.layer_decay else stage.layer_decay
-            phase = Phase(stage.objective, step, step + stage.steps, base, peak, freeze, layer_decay)
-            step = phase.until
+            how = (base, peak, freeze, layer_decay)
             last = phases[-1] if phases else None
             if (
                 last
-                and replace(phase, first=last.first) == replace(last, until=step)
                 and not last.objective.restarts
+                and (last.objective, *last.how) == (stage.objective, *how)
             ):
-                phase = replace(phases.pop(), until=step)
+                phases.pop()
+            else:
+                last = None
+            phase = Phase(stage.objective, last.first if last else step, step + stage.steps, *how)
+            step = phase.until
             phases.append(phase)
         return tuple(phases)
 
@@ -563,8 +575,10 @@ class Pretrain:
     @property
     def lineage(self) -> tuple[Pretrain, ...]:
         """The runs that this one continues, oldest first, and itself. Of a merge, first those of its longest part."""
-        before = dict.fromkeys(run for source in self.sources for run in source.run.lineage)
-        return (*before, self)
+        if isinstance(self.start, Merge):  # by id, since hashing a run is slow
+            before = {id(run): run for part in self.start.by_steps for run in part.run.lineage}
+            return (*before.values(), self)
+        return (*self.start.lineage, self) if isinstance(self.start, Pretrain) else (self,)
 
     @property
     def root(self) -> Pretrain:
@@ -574,21 +588,25 @@ class Pretrain:
     @property
     def origin_step(self) -> int:
         """The number of steps taken by the runs that this one continues; of a merge, those of its longest part."""
-        return self.sources[0].total_steps if self.sources else 0
+        if self.parent:
+            return self.parent.origin_step + self.parent.steps
+        return self.start.by_steps[0].total_steps if isinstance(self.start, Merge) else 0
 
     @property
     def origin_sample(self) -> int:
         """The sample index at which this run's data begins: the number of rows the earlier runs have read."""
         if self.data == "restart":
             return 0
-        return max(
-            (part.run.origin_sample + part.step * part.run.rows_per_step for part in self.sources), default=0
-        )
+        if self.parent:
+            return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
+        return max((part.samples for part in self.sources), default=0)
 
     @property
     def initial_rope_base(self) -> float:
         """The base of the rotary position embedding that this run starts with; 0: the model's own."""
-        return self.sources[0].rope_base if self.sources else 0.0
+        if self.parent:
+            return self.parent.rope_base_after(self.parent.steps)
+        return self.start.by_steps[0].rope_base if isinstance(self.start, Merge) else 0.0
 
     @property
     def changes_heldout(self) -> bool:

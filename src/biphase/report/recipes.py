@@ -95,7 +95,9 @@ class Recipe:
 
     @property
     def ratio(self) -> float | None:
-        """The masking ratio of the last MLM phase; None if it varies or the objective is a variant of MLM."""
+        """The masking ratio of the last MLM phase; None if it varies, of a variant of MLM, and of a merged model."""
+        if self.merged:
+            return None
         last = next((span.objective for span in reversed(self.own) if not span.objective.causal), None)
         return last.constant_ratio if last and last.name == "mlm" else None
 
@@ -232,16 +234,12 @@ def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
         decayed=step == run.steps and (run.decay_start < run.steps or not run.stages),
         of=before + run.steps,
         # Continuing from a checkpoint that was not decayed is the same as one longer run.
-        base=start if start is None or (start.decayed and not _only_merges(run)) else start.base,
+        base=start if start is None or (start.decayed and (step or run.parent)) else start.base,
         setting=_setting(run, shares),
         seed=root.seed,
         shape=shape_key(root.start),
         merged=start.merged if start else "",
     )
-
-
-def _only_merges(run: Pretrain) -> bool:
-    return isinstance(run.start, Merge) and not run.stages
 
 
 def _mean(start: Merge, parts: list[Recipe]) -> str:

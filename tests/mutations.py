@@ -322,7 +322,7 @@ MUTATIONS = [
     Mutation(
         "resume forgets the optimizer state",
         "training/pretrain.py",
-        'keeps = step > 0 or run.optimizer_state == "keep"',
+        'keeps = step > 0 or (run.parent is not None and run.optimizer_state == "keep")',
         'keeps = step == 0 and run.optimizer_state == "keep"',
         "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
         "moments start from zero after a resume",

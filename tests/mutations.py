@@ -40,6 +40,50 @@ class Mutation:
 
 
 MUTATIONS = [
+    # ------------------------------------------------------------ what a study says about training
+    Mutation(
+        "a mean depends on the order in which it is written",
+        "keys.py",
+        "return sorted([key, weight] for key, weight in",
+        "return list([key, weight] for key, weight in",
+        "training/test_merge.py::test_the_written_order_changes_neither_key_nor_bits",
+        "the same mean is computed twice, with other roundings",
+    ),
+    Mutation(
+        "Muon takes a step that is not finite",
+        "training/optimizer.py",
+        "if not nonfinite.item():",
+        "if nonfinite.item() < 2:",
+        "training/test_pretrain.py::test_muon_skips_a_nonfinite_step_as_adamw_does",
+        "one batch without a finite loss destroys the matrices",
+    ),
+    Mutation(
+        "z-loss without its gradient",
+        "fast/plain.py",
+        "error *= 1 + 2 * z_loss * top",
+        "error *= 1 + z_loss * top",
+        "test_loss.py::test_a_z_loss_and_its_gradients_equal_autograds",
+        "half of the z-loss is trained on",
+        subtle=True,
+    ),
+    Mutation(
+        "what was frozen stays frozen",
+        "training/optimizer.py",
+        "weight.requires_grad_(name not in frozen)",
+        "weight.requires_grad_(weight.requires_grad and name not in frozen)",
+        "training/test_pretrain.py::test_frozen_weights_keep_their_bits_and_their_optimizer_state_rests",
+        "a later stage does not train the layers that an earlier one froze",
+        subtle=True,
+    ),
+    Mutation(
+        "a decay ends below its floor",
+        "specs/training.py",
+        "low = self.floor * peak",
+        "low = self.floor * peak * left / self.decay",
+        "test_specs.py::test_a_decay_of_each_shape_falls_from_the_peak_to_its_floor",
+        "the floor is that of the first step of the decay only",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ captured steps
     Mutation(
         "filling repeats a position",
@@ -278,7 +322,7 @@ MUTATIONS = [
     Mutation(
         "resume forgets the optimizer state",
         "training/pretrain.py",
-        'keeps = step > 0 or run.optimizer_state == "keep"',
+        'keeps = step > 0 or (run.parent is not None and run.optimizer_state == "keep")',
         'keeps = step == 0 and run.optimizer_state == "keep"',
         "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
         "moments start from zero after a resume",
@@ -346,8 +390,8 @@ MUTATIONS = [
     Mutation(
         "WSD decays one step early",
         "specs/training.py",
-        "if step < self.decay_start:",
-        "if step < self.decay_start - 1:",
+        "if left > self.decay or not self.decay:",
+        "if left > self.decay + 1 or not self.decay:",
         "test_specs.py::test_the_learning_rate_at_the_corners_of_a_run",
         "the last step before the decay has another rate",
         subtle=True,
@@ -424,8 +468,8 @@ MUTATIONS = [
     Mutation(
         "key misses the first step of the decay",
         "keys.py",
-        "return [*rate, decay, run.steps] if step > decay else rate",
-        "return [*rate, decay, run.steps] if step > decay + 1 else rate",
+        "if step > decay:",
+        "if step > decay + 1:",
         "test_keys.py::test_a_change_is_seen_exactly_downstream_of_where_it_acts",
         "the first decayed step shares a key with one that does not decay",
         subtle=True,

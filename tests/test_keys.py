@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from biphase.catalog import TASKS
 from biphase.keys import Identities, Keyring, checkpoint_key, data_key, finetuning_key, trial_key
 from biphase.presets import SIZES, corpus_of
-from biphase.records import encode
+from biphase.records import decode, encode
 from biphase.specs import (
     BPE,
     CLM,
@@ -21,8 +21,11 @@ from biphase.specs import (
     Corpus,
     Finetune,
     Hub,
+    Kept,
     Linear,
     LoRA,
+    Merge,
+    Muon,
     Pretrain,
     Rows,
     Stage,
@@ -82,6 +85,35 @@ CHANGES = {
     "a hub model": ({"start": Hub("./m"), "precision": "fp32"}, -1),
     "layer decay": ({"optimizer": AdamW(layer_decay=0.9)}, -1),
     "what is frozen": ({"freeze": "embeddings"}, -1),
+    "shape of the decay": ({"schedule": WSD(1e-3, 2, 5, shape="1-sqrt")}, 15),
+    "floor of the decay": ({"schedule": WSD(1e-3, 2, 5, floor=0.1)}, 15),
+    "start of the warmup": ({"schedule": WSD(1e-3, 2, 5, warmup_from=0.1)}, -1),
+    "peak of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, peak=1e-4))}, 10),
+    "peak of a part of a stage": (
+        {"stages": (Stage(CLM(), 4), Stage(CLM(), 6, peak=1e-4), Stage(MLM(0.4), 10))},
+        4,
+    ),
+    "Muon": ({"optimizer": Muon()}, -1),
+    "z-loss": ({"z_loss": 1e-4}, -1),
+    "frozen layers of the second stage": (
+        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, freeze="layers[:2]"))},
+        10,
+    ),
+    "layer decay of the second stage": (
+        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, layer_decay=0.9))},
+        10,
+    ),
+    "a layer decay of 1 said by a stage": (
+        {"stages": (Stage(CLM(), 10, layer_decay=1.0), Stage(MLM(0.4), 10))},
+        NEVER,
+    ),
+    "peaks said by stages": (
+        {
+            "schedule": WSD(2e-3, 2, 5),
+            "stages": (Stage(CLM(), 10, peak=1e-3), Stage(MLM(0.4), 10, peak=1e-3)),
+        },
+        NEVER,
+    ),
     "rotary base": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, rope_base=50_000.0))}, 10),
     "rotary base from the start": (
         {"stages": (Stage(CLM(), 10, rope_base=50_000.0), Stage(MLM(0.4), 10))},
@@ -124,6 +156,13 @@ def test_beside_an_adapter_everything_is_frozen_anyway():
     assert keys(FROM_HUB)[5] != keys(replace(FROM_HUB, freeze="embeddings"))[5]
 
 
+def test_the_form_of_a_decay_or_warmup_that_never_happens_is_in_no_key():
+    without = replace(RUN, schedule=WSD(1e-3, 0, 0))
+    assert keys(without) == keys(
+        replace(RUN, schedule=WSD(1e-3, 0, 0, shape="cosine", floor=0.1, warmup_from=0.1))
+    )
+
+
 def test_a_rotary_base_goes_on_until_another_is_said():
     said = replace(RUN, stages=(Stage(CLM(), 10, rope_base=5e4), Stage(MLM(0.4), 10)))
     again = replace(RUN, stages=(Stage(CLM(), 10, rope_base=5e4), Stage(MLM(0.4), 10, rope_base=5e4)))
@@ -133,6 +172,26 @@ def test_a_rotary_base_goes_on_until_another_is_said():
     assert keys(on) == keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=5e4),)))
     assert keys(on)[1] != keys(replace(on, stages=(Stage(MLM(0.4), 8, rope_base=6e4),)))[1]
     assert [phase.rope_base for phase in on.phases] == [5e4]
+
+
+def test_the_key_of_a_merge_is_of_its_parts_and_weights_alone():
+    def key(*parts, **fields):
+        return checkpoint_key(Pretrain("merged", Merge(*parts), **fields), 0, OUTSIDE)
+
+    two = replace(RUN, name="two", stages=(Stage(CLM(), 20),))
+    plain = key((RUN, 0.25), (two, 0.75))
+    assert plain == key((two, 0.75), (replace(RUN, name="other"), 0.25), heldout_every=7)
+    others = {
+        key((RUN, 0.75), (two, 0.25)),
+        key((Kept(RUN, 19), 0.25), (two, 0.75)),
+        key((RUN, 0.25), (replace(two, seed=3), 0.75)),
+        key(RUN, two, THEN),
+    }
+    assert len(others | {plain}) == 5
+    on = Pretrain("on", Merge((RUN, 0.25), (two, 0.75)), stages=Stage(CLM(), 5), schedule=WSD(1e-3, 1, 1))
+    assert keys(on)[0] == plain
+    assert keys(on)[1:] != keys(replace(on, start=Merge(RUN, two)))[1:]
+    assert decode(encode(on)) == on
 
 
 CHANGES_OF_THEN = {

@@ -23,11 +23,12 @@ def parts(*, biased=False):
     return hidden, weight, torch.linspace(-2, 2, VOCAB).requires_grad_() if biased else None, labels
 
 
-def reference(hidden, weight, labels, bias=None, cap=None):
+def reference(hidden, weight, labels, bias=None, cap=None, z_loss=0.0):
     logits = hidden @ weight.T + (0 if bias is None else bias)
     if cap is not None:
         logits = cap * torch.tanh(logits / cap)
-    return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum")
+    z = logits[labels != IGNORE].logsumexp(-1).square().sum()
+    return F.cross_entropy(logits, labels, ignore_index=IGNORE, reduction="sum") + z_loss * z
 
 
 def assert_same(loss, expected, *inputs):
@@ -46,6 +47,16 @@ def test_loss_and_gradients_equal_torchs(biased, cap, slice_rows):
     hidden, weight, bias, labels = parts(biased=biased)
     loss = cross_entropy_sum(hidden, weight, labels, bias=bias, cap=cap, slice_rows=slice_rows)
     assert_same(loss / 3, reference(hidden, weight, labels, bias, cap) / 3, hidden, weight, bias)
+
+
+@pytest.mark.parametrize("slice_rows", [7, 1000])
+@EVERY_HEAD
+def test_a_z_loss_and_its_gradients_equal_autograds(biased, cap, slice_rows):
+    hidden, weight, bias, labels = parts(biased=biased)
+    fields = {"bias": bias, "cap": cap, "z_loss": 0.1}
+    loss = cross_entropy_sum(hidden, weight, labels, slice_rows=slice_rows, **fields)
+    assert_same(loss / 3, reference(hidden, weight, labels, **fields) / 3, hidden, weight, bias)
+    assert loss > reference(hidden, weight, labels, bias, cap)
 
 
 @EVERY_HEAD
@@ -88,7 +99,7 @@ def test_ignored_labels_have_no_loss_and_no_gradient():
     hidden, weight, _, labels = parts()
     padded = cross_entropy_sum(torch.cat([hidden, hidden]), weight, F.pad(labels, (0, ROWS), value=IGNORE))
     torch.testing.assert_close(padded, cross_entropy_sum(hidden, weight, labels))
-    loss = cross_entropy_sum(hidden, weight, torch.full_like(labels, IGNORE))
+    loss = cross_entropy_sum(hidden, weight, torch.full_like(labels, IGNORE), z_loss=0.1)
     loss.backward()
     assert loss.item() == hidden.grad.abs().sum() == weight.grad.abs().sum() == 0
 

@@ -76,6 +76,15 @@ REFUSED = {
     "WSD(0)": "WSD.peak 5e-4",
     "WSD(warmup=1.5)": "WSD.warmup 1",
     "WSD(decay=-1)": "WSD.decay",
+    "WSD(shape='sqrt')": "WSD.shape 'linear' 'cosine' '1-sqrt' 'sqrt'",
+    "WSD(floor=1)": "WSD.floor peak 1",
+    "WSD(warmup_from=-0.1)": "WSD.warmup_from -0.1",
+    "Stage(CLM(), 5, peak=1)": "Stage.peak 0 1",
+    "Stage(CLM(), 5, layer_decay=1.1)": "Stage.layer_decay 1.1 0.9",
+    "Stage(CLM(), 5, freeze='layer 3')": "Stage.freeze 'layer 'embeddings' 'layers[:12]'",
+    "run(stages=Stage(CLM(), 10, freeze='layers[:9]'))": "Stage.freeze 'layers[:9]' 4 'layers[:4]'",
+    "run(stages=Stage(CLM(), 10, freeze='layers[4]'))": "Stage.freeze 'layers[4]' 4",
+    "run(stages=Stage(CLM(), 10, freeze='layers[3:3]'))": "Stage.freeze 'layers[3:3]' 4",
     "AdamW((0.9, 1.0))": "AdamW.betas [0 1)",
     "AdamW(eps=0)": "AdamW.eps",
     "run('a/b')": "'a/b' slashes",
@@ -91,6 +100,22 @@ REFUSED = {
     "run(keep=(0,))": "keep=(0,)",
     "run(keep=(5, 5))": "keep=(5, different",
     "run(heldout_tokens=8)": "heldout_tokens 64",
+    "Merge(run())": "Merge Kept(b, 200)",
+    "Merge(run('a'), run('a'))": "Merge different",
+    "Merge((run('a'), 0.5), run('b'))": "Merge weight Merge((a, 0.5), (b, 0.5))",
+    "Merge((run('a'), 0.5), (run('b'), 0.6))": "(0.5, 0.6) 1",
+    "Merge(run('a'), run('b', start=SIZES['2m']))": "'b' 'a' shape",
+    "Merge(run('a'), 3)": "Merge.parts 3",
+    "Kept(run(), 11)": "'run' 10 11",
+    "Pretrain('m', Merge(run('a'), run('b', seed=1)), stages=(Stage(CLM(), 5),), schedule=WSD(1e-3, 1, 1))": "seed data='restart'",
+    "Pretrain('m', Merge(run('a'), run('b')), adapter=LoRA())": "LoRA Merge",
+    "Muon(momentum=1)": "Muon.momentum [0 1)",
+    "Muon(weight_decay=-1)": "Muon.weight_decay -1",
+    "Muon(newton_schulz_steps=0)": "Muon.newton_schulz_steps 1 0",
+    "Muon(adjust='none')": "Muon.adjust 'match_rms_adamw' 'original'",
+    "run(start=Hub('./m'), optimizer=Muon(), adapter=LoRA(), schedule=WSD(1e-4, 1, 2))": "LoRA optimizer=AdamW()",
+    "run('b', run('a'), optimizer=Muon())": "'a' AdamW Muon optimizer_state='reset'",
+    "run(z_loss=1)": "'run' z_loss 1e-4",
     "run(seed=-1)": "[0 2³¹) -1",
     "run(seed=2**31)": "seed 2³¹",
     "run(heldout_every=0)": "heldout_every 1",
@@ -231,6 +256,69 @@ def test_the_learning_rate_at_the_corners_of_a_run():
     assert {constant.learning_rate(step) for step in (0, 50, 99)} == {0.1}
     two = run(stages=(Stage(CLM(), 95), Stage(MLM(0.4), 5)), schedule=WSD(0.1, 0, 10))
     assert [two.learning_rate(step) for step in (90, 94, 95, 99)] == pytest.approx([0.1, 0.06, 0.05, 0.01])
+
+
+@pytest.mark.parametrize(
+    ("shape", "left"),
+    [
+        ("linear", lambda gone: 1 - gone),
+        ("cosine", lambda gone: 0.5 * (1 + math.cos(math.pi * gone))),
+        ("1-sqrt", lambda gone: 1 - gone**0.5),
+    ],
+)
+@pytest.mark.parametrize("floor", [0.0, 0.1])
+def test_a_decay_of_each_shape_falls_from_the_peak_to_its_floor(shape, left, floor):
+    made = run(steps=50, schedule=WSD(0.2, 5, 40, shape=shape, floor=floor))
+    for step in range(10, 50):
+        share = left((step - 10) / 40)
+        assert made.learning_rate(step) == pytest.approx(0.2 * (floor + (1 - floor) * share), rel=1e-12)
+    assert made.learning_rate(50) == pytest.approx(0.2 * floor, abs=1e-15)  # reached after the last step
+
+
+def test_a_warmup_rises_again_from_the_share_at_which_the_run_before_ended():
+    before = run(steps=20, schedule=WSD(0.2, 0, 10, floor=0.1))
+    on = Pretrain("on", before, stages=Stage(CLM(), 20), schedule=WSD(0.2, 4, 0, warmup_from=0.1))
+    assert on.learning_rate(3) == on.learning_rate(4) == 0.2
+    assert [on.learning_rate(step) for step in range(3)] == pytest.approx([0.065, 0.11, 0.155])
+    assert before.learning_rate(20) == pytest.approx(0.02)
+
+
+def test_the_shape_and_floor_of_a_decay_go_on_in_the_run_after_and_its_warmup_does_not():
+    first = run(steps=20, schedule=WSD(0.2, 4, 10, shape="cosine", floor=0.1, warmup_from=0.1))
+    assert Pretrain("on", first, stages=Stage(CLM(), 20)).schedule == replace(first.schedule, warmup=0)
+
+
+def test_a_stage_may_have_its_own_peak_also_inside_warmup_and_decay():
+    stages = (Stage(CLM(), 10), Stage(CLM(), 10, peak=0.1), Stage(MLM(0.4), 10))
+    made = run(stages=stages, schedule=WSD(0.2, 12, 14))
+    assert [made.learning_rate(step) for step in (9, 10, 12)] == pytest.approx(
+        [0.2 * 10 / 12, 0.1 * 11 / 12, 0.1]
+    )
+    assert [made.learning_rate(step) for step in (19, 20)] == pytest.approx([0.1 * 11 / 14, 0.2 * 10 / 14])
+    assert [phase.peak for phase in made.phases] == [0.0, 0.1, 0.0]
+    same = run(stages=(Stage(CLM(), 10), Stage(CLM(), 10, peak=0.2)), schedule=WSD(0.2, 0, 0))
+    assert same.phases == (Phase(CLM(), 0, 20),)  # the schedule's peak said again is none of its own
+
+
+@pytest.mark.parametrize(
+    ("freeze", "layers"),
+    [
+        ("layers[:2]", {0, 1}), ("layers[0:2]", {0, 1}), ("layers[2:]", {2, 3, 4}), ("layers[:]", {0, 1, 2, 3, 4}),
+        ("layers[-2:]", {3, 4}), ("layers[1:-1]", {1, 2, 3}), ("layers[3]", {3}), ("layers[-1]", {4}),
+        ("embeddings", set()), (("layers[4]", "embeddings", "layers[:1]"), {0, 4}),
+    ],
+)  # fmt: skip
+def test_frozen_layers_are_named_as_python_slices(freeze, layers):
+    assert Stage(CLM(), 5, freeze=freeze).frozen_layers(5) == layers
+
+
+def test_what_a_stage_freezes_ends_with_it_and_what_the_run_freezes_is_not_said_twice():
+    frozen = Stage(CLM(), 5, freeze=("layers[0:2]", "embeddings"), layer_decay=0.9)
+    made = run(stages=(frozen, Stage(CLM(), 5)))
+    assert [phase.freeze for phase in made.phases] == [("embeddings", "layers[:2]"), ()]
+    assert [phase.layer_decay for phase in made.phases] == [0.9, 0.0]
+    assert run(stages=frozen, freeze="embeddings").phases[0].freeze == ("layers[:2]",)
+    assert run(stages=frozen, optimizer=AdamW(layer_decay=0.9)).phases[0].layer_decay == 0.0
 
 
 def test_equal_neighbouring_stages_are_one_phase_unless_a_schedule_restarts():

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from biphase.records import content_key, encode
-from biphase.specs import Corpus, Finetune, Hub, Phase, Pretrain, Size, Task
+from biphase.specs import Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
 
 # Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
@@ -50,15 +50,20 @@ class Keyring:
         """Return the key of the run's checkpoint after `step` steps."""
         if run.parent and step == 0:
             return self.at(run.parent, run.parent.steps)
+        if isinstance(run.start, Merge) and step == 0:
+            return self._merged(run.start)
         if isinstance(run.start, Hub) and not run.stages:  # an untrained hub model: only its files matter
             tokenizer = self._identities.reads(run.start)
             return content_key({"generation": GENERATION, "start": self._start(run), "tokenizer": tokenizer})
         position = (id(run), step)
         if position not in self._keys:
             _, constant, phases = self._constant(run)
-            done = [_span(phase, step) for phase in phases if phase.first < step]
+            # Rates have one form, whether the schedule or a stage says them.
+            peak = (phases[0].peak if phases else 0.0) or run.schedule.peak
+            done = [_span(run, peak, phase, step) for phase in phases if phase.first < step]
+            rate = _rate_until(run, peak, step)
             self._keys[position] = content_key(
-                {**constant, "learning_rate": _rate_until(run, step), "phases": done, "step": step}
+                {**constant, "learning_rate": rate, "phases": done, "step": step}
             )
         return self._keys[position]
 
@@ -78,8 +83,19 @@ class Keyring:
                 "adapter": encode(run.adapter),
                 "freeze": "nothing" if run.adapter else run.freeze,  # with an adapter all weights are frozen
             }
+            if run.z_loss:
+                constant["z_loss"] = run.z_loss
             self._runs[id(run)] = run, constant, run.phases
         return self._runs[id(run)]
+
+    def _merged(self, merge: Merge) -> str:
+        """Return the key of a mean: its parts' keys and weights, in the order in which they are summed."""
+        return content_key({"generation": GENERATION, "merge": self.summands(merge)})
+
+    def summands(self, merge: Merge) -> list[list[object]]:
+        """Return [key, weight] of each part of a mean, ordered by key, so that the written order means nothing."""
+        keys = (self.at(part.run, part.step) for part in merge.parts)
+        return sorted([key, weight] for key, weight in zip(keys, merge.weights, strict=True))
 
     def _start(self, run: Pretrain) -> object:
         match run.start:
@@ -91,18 +107,32 @@ class Keyring:
                 return {"hub": self._identities.hub(run.start), "windows": run.start.windows, **rules}
             case Pretrain():
                 return {"checkpoint": self.at(run.start, run.start.steps)}
+            case Merge():
+                return {"checkpoint": self.at(run, 0)}
 
 
-def _span(phase: Phase, step: int) -> list[object]:
-    """Return the part of a phase that lies before step `step`, as JSON values."""
-    return [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
+def _span(run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
+    """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
+    span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
+    unusual: dict[str, object] = {}
+    peak = phase.peak or run.schedule.peak
+    if peak != first_peak:
+        unusual["peak"] = peak
+    unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
+    return [*span, unusual] if unusual else span
 
 
-def _rate_until(run: Pretrain, step: int) -> list[object]:
+def _rate_until(run: Pretrain, first_peak: float, step: int) -> list[object]:
     """Return what determines the learning rates up to step `step`; the decay counts only after it has begun."""
     wsd, decay = run.schedule, run.decay_start
-    rate: list[object] = [wsd.peak, wsd.warmup]
-    return [*rate, decay, run.steps] if step > decay else rate
+    rate: list[object] = [first_peak, wsd.warmup]
+    unusual: dict[str, object] = {}
+    if wsd.warmup and wsd.warmup_from:
+        unusual["warmup_from"] = wsd.warmup_from
+    if step > decay:
+        rate += [decay, run.steps]
+        unusual |= {name: getattr(wsd, name) for name in ("shape", "floor") if name in encode(wsd)}
+    return [*rate, unusual] if unusual else rate
 
 
 def finetuning_key(model: str, task: str, spec: Finetune, *, lr: float, seed: int, share: float = 1.0) -> str:

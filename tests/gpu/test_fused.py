@@ -93,6 +93,20 @@ def test_errors_of_a_softmax_equal_the_plain_ones(cuda, words):
     assert fast[5].abs().max() == 0
 
 
+@pytest.mark.parametrize("words", [50, 9_001, 128_256])
+def test_a_z_loss_and_its_errors_equal_the_plain_ones(cuda, words):
+    logits, labels = 3 * drawn(67, words), torch.randint(0, words, (67,), device=CUDA)
+    labels[5] = -100
+    fast, exact = logits.clone(), logits.float()
+    close(cuda.softmax_error_(fast, labels, 0.01), plain.softmax_error_(exact, labels, 0.01), 1e-5)
+    close(fast, exact, 5e-3)
+    assert fast[5].abs().max() == 0
+    without = logits.clone()
+    assert (
+        cuda.softmax_error_(without, labels) <= plain.softmax_error_(logits.float(), labels, 0.01) + 1e-3
+    ).all()
+
+
 def test_adamw_in_one_pass_equals_torchs():
     shapes = [(1_000, 77), (5,), (128, 1_024)]
     mine, theirs = (

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from biphase import CLM, MLM, WSD, Chunks, Linear, Pretrain, Rows, Size, Stage
+from biphase import CLM, MLM, WSD, Chunks, Linear, Muon, Pretrain, Rows, Size, Stage
 from biphase.data.shards import Shards
 from biphase.store import Store
 from biphase.study.plan import identities
@@ -97,6 +97,29 @@ def test_a_captured_step_never_sees_a_former_batch(corpus, stores):
     plain = losses(job_of(run, 12, stores("plain"), graphs=False))
     assert plain.std() > 0.003, "batches differ"
     assert (captured - plain).abs().max() < 0.002
+
+
+def test_a_stage_that_freezes_layers_is_captured_anew_and_changes_nothing_in_them(corpus, stores):
+    frozen = Stage(CLM(), 20, freeze=("embeddings", "layers[:1]"), layer_decay=0.5)
+    run = run_of(corpus, stages=(Stage(CLM(), 20), frozen, Stage(CLM(), 20)), z_loss=1e-3)
+    store, jobs, live = stores("graphs"), [], None
+    for step in (20, 40, 60):
+        jobs.append(job_of(run, step, store, live))
+        live = jobs[-1].live_model()
+        jobs[-1] = weights(jobs[-1]), len(jobs[-1].graphs.captured), losses(jobs[-1])
+    for (before, _, _), (after, captured, _), still in zip(jobs, jobs[1:], (True, False), strict=False):
+        assert captured == 1
+        for name in before:
+            low = "layers.0." in name or "embed_tokens" in name
+            assert torch.equal(before[name], after[name]) == (still and low), name
+    plain = losses(job_of(run, 60, stores("plain"), graphs=False))
+    assert (jobs[-1][2] - plain).abs().max() < 0.1
+
+
+def test_muon_trains_on_the_fused_path_with_plain_steps(corpus, stores):
+    job = job_of(run_of(corpus, optimizer=Muon()), 60, stores("muon"))
+    assert (job.placed.path, job.graphs) == ("fused", None)
+    assert losses(job)[-5:].mean() < losses(job)[:5].mean() - 0.3
 
 
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)

@@ -13,11 +13,13 @@ from biphase import (
     AdamW,
     Corpus,
     Hub,
+    Merge,
     Pretrain,
     Rows,
     Stage,
 )
-from biphase.report.recipes import models, recipe_of
+from biphase.report.figures.description import role_of
+from biphase.report.recipes import models, recipe_at, recipe_of
 
 
 @pytest.fixture
@@ -29,6 +31,31 @@ def of(planned):
         return recipe_of(plan, list(plan.results)[-1])
 
     return recipe
+
+
+def test_a_merged_model_is_of_no_kind_that_claims_are_about(of, planned):
+    fields = {"corpus": "builtin", "packing": Rows(64), "batch_tokens": 128}
+    clm = Pretrain("clm", SIZES["1m"], stages=Stage(CLM(), 20), schedule=WSD(1e-3, 2, 5), **fields)
+    mlm = Pretrain("mlm", SIZES["1m"], stages=Stage(MLM(0.4), 20), schedule=WSD(1e-3, 2, 5), **fields)
+    merged = Pretrain("merged", Merge((clm, 0.25), (mlm, 0.75)))
+    on = Pretrain("on", merged.start, stages=Stage(MLM(0.4), 8), schedule=WSD(1e-3, 1, 2))
+    after = Pretrain("after", on, stages=Stage(MLM(0.4), 8), schedule=WSD(1e-3, 0, 2))
+    recipes = [of(*runs) for runs in ((merged,), (on,), (after,))]
+    assert [recipe.kind for recipe in recipes] == [role_of(recipe) for recipe in recipes] == ["other"] * 3
+    assert {recipe.ratio for recipe in recipes} == {None}
+    assert [recipe.steps for recipe in recipes] == [20, 28, 36]
+    assert [recipe.continued for recipe in recipes] == [0, 8, 8]
+    assert "0.25 × CLM for 20 steps" in recipes[0].words()
+    assert "0.75 × MLM 40% for 20 steps" in recipes[0].words()
+    assert all(recipes[0].words().split(" · ")[1] in recipe.words() for recipe in recipes[1:])
+    even = of(Pretrain("even", Merge(clm, mlm)))
+    assert len({recipe.setting for recipe in (of(clm), even, *recipes[:2])}) == 4
+    assert of(clm).kind == "clm"
+    plan = planned(clm, after)
+    texts = [recipe_at(plan, job, to_end=end).words() for job in plan.jobs.values() for end in (True, False)]
+    assert sum("mean of" in text for text in texts) == 2 * (
+        1 + 2 + 2
+    )  # the merge, and two jobs of each run after it
 
 
 # ---------------------------------------------------------------- the paper's fifty

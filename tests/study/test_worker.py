@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 
-from biphase import BPE, CLM, MLM, Chunks, Corpus, Stage, Study, keys
+from biphase import BPE, CLM, MLM, Chunks, Corpus, Kept, Merge, Pretrain, Stage, Study, keys
 from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.store import Store
@@ -114,6 +114,21 @@ def test_an_unreadable_plan_of_another_study_stops_pruning_only(plan, store, wor
     assert ledger.done_keys(plan, store) == set(plan.jobs)
     assert sum("no checkpoint is removed" in line for line in printed) == 1
     assert len(list(store.checkpoints.iterdir())) > len(plan.jobs)
+
+
+def test_a_worker_merges_fine_tunes_the_merge_and_does_both_once(tiny_run, grid, store, worker):
+    base = tiny_run("base", Stage(CLM(), 6), keep=(3,))
+    study = Study("s", (base, Pretrain("mean", Merge(Kept(base, 3), base))), grid)
+    plan = make_plan(study, identities(store))
+    save_plan(plan, store)
+    printed = []
+    outcome = worker(plan, store, printed).work()
+    assert not outcome.failed
+    assert ledger.done_keys(plan, store) == set(plan.jobs)
+    assert any("merge of 2" in line for line in printed)
+    assert {trial.model for trial in ledger.finetunings(plan, store)} == set(plan.results.values())
+    assert all(ledger.finished(trial, store) for trial in ledger.finetunings(plan, store))
+    assert worker(plan, store).work().computed == 0
 
 
 def test_a_worker_waits_for_a_leased_job(plan, store, worker):

@@ -37,7 +37,7 @@ KEY = "1" * 32
 
 def saver_of(model, store):
     rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
-    placed = Placed("plain", build(model, AdamW()), None, list(model.parameters()), rows)
+    placed = Placed("plain", build(model, AdamW()), None, dict(model.named_parameters()), rows)
     return Saver(store, Ranks(0, 1, torch.device("cpu")), model, placed, job="training job")
 
 

@@ -130,6 +130,26 @@ def test_two_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
     assert one[2] == two[2]
 
 
+@pytest.mark.campaign
+def test_frozen_layers_and_merges_agree_in_several_processes_cut_or_not(study, tmp_path):
+    text = study.read_text().replace(
+        "Stage(MLM(0.4), 25))", "Stage(MLM(0.4), 25, freeze='layers[0]', layer_decay=0.5))"
+    )
+    merge = "Pretrain('mean', Merge(Kept(two, 10), two), stages=Stage(CLM(), 5), schedule=WSD(1e-3, 1, 1), heldout_tokens=512)"
+    text = text.replace("import BPE, CLM,", "import BPE, CLM, Kept, Merge,").replace(
+        'study = Study("ranks", runs=(Pretrain(', "two = Pretrain("
+    )
+    study.write_text(text.replace("),))", f")\nmean = {merge}\nstudy = Study('ranks', runs=(two, mean))"))
+    stores = [tmp_path / name for name in ("one", "two", "cut")]
+    typed([1, study, stores[0]], [2, study, stores[1]], [2, study, stores[2], "--shard", "full"])
+    ends = [{place.name: place for place in (store / "checkpoints").iterdir()} for store in stores]
+    assert len(ends[0]) == 7  # step 10, the phase, the decay, the end; the merge; its decay, its end
+    for other in ends[1:]:
+        assert other.keys() == ends[0].keys()
+        for key, place in ends[0].items():
+            assert apart(*(load_file(each / "model.safetensors") for each in (place, other[key]))) <= 1e-5
+
+
 # ---------------------------------------------------------------- weights cut over processes
 
 

@@ -18,7 +18,7 @@ from biphase.finetune.encoder import TaskModel
 from biphase.finetune.trial import build_optimizer
 from biphase.models.backbone import LanguageModel, add_adapter, freeze_embeddings
 from biphase.models.encoder import Encoder
-from biphase.specs import AdamW, LoRA
+from biphase.specs import AdamW, LoRA, Muon
 from biphase.training.optimizer import (
     build,
     forget,
@@ -111,6 +111,39 @@ def test_the_matrices_of_an_adapter_learn_at_the_share_of_their_layer():
         0.25: 14,
         0.5: 14,
     }
+
+
+def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest():
+    model = LanguageModel(llama(attention_bias=True))
+    optimizer = build(model, Muon(adamw=AdamW(layer_decay=0.5)))
+    found = {**shares(model, optimizer.muon), **shares(model, optimizer.adamw)}
+    assert found.keys() == dict(model.named_parameters()).keys()
+    by_muon = shares(model, optimizer.muon)
+    assert by_muon.keys() == {
+        name for name in found if "layers" in name and "norm" not in name and "bias" not in name
+    }
+    assert by_muon["model.model.layers.0.mlp.up_proj.weight"] == 0.125
+
+
+def test_a_step_of_muon_is_torchs_with_the_gradients_divided():
+    torch.manual_seed(0)
+    model = LanguageModel(llama())
+    name = "model.model.layers.1.mlp.up_proj.weight"
+    weight = dict(model.named_parameters())[name]
+    theirs = nn.Parameter(weight.detach().clone())
+    reference = torch.optim.Muon(
+        [theirs], lr=1e-2, weight_decay=0.3, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
+    optimizer = build(model, Muon(momentum=0.9, weight_decay=0.3))
+    for step in range(3):
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        theirs.grad = weight.grad / 2.0
+        update(optimizer, rate=1e-2, nonfinite=torch.tensor(float(step == 1)), shrink=torch.tensor(2.0))
+        if step != 1:  # this one is skipped
+            reference.step()
+        assert torch.equal(weight, theirs)
+        assert weight.grad is None
 
 
 def test_frozen_parameters_are_in_no_group():

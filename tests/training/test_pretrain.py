@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Rows, Stage
+from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Muon, Rows, Stage
 from biphase.data.shards import Shards
 from biphase.errors import ModelError, StoreError, TrainingError
 from biphase.keys import checkpoint_key
@@ -24,6 +24,22 @@ RUNS = {
     "mlm": {"stages": (Stage(MLM(0.4, replace=(0.8, 0.1, 0.1)), 12),)},
     "mntp": {"stages": (Stage(MNTP(0.3), 12),)},
     "clm-mlm": {"stages": (Stage(CLM(), 5), Stage(MLM(Linear(0.5, 0.2, steps=4)), 7))},
+    "schedule": {
+        "stages": (Stage(CLM(), 5), Stage(MLM(0.4), 7, peak=1e-3)),
+        "schedule": WSD(3e-3, 3, 6, shape="1-sqrt", floor=0.1, warmup_from=0.1),
+    },
+    "frozen": {
+        "stages": (
+            Stage(CLM(), 5, freeze=("embeddings", "layers[:1]")),
+            Stage(MLM(0.4), 4, freeze="layers[1]", layer_decay=0.5),
+            Stage(CLM(), 3),
+        )
+    },
+    "muon": {
+        "optimizer": Muon(),
+        "stages": (Stage(CLM(), 6, freeze="layers[0]"), Stage(MLM(0.4), 6, layer_decay=0.5)),
+    },
+    "z-loss": {"z_loss": 1e-2},
     "documents": {"packing": Rows(32, document_mask=True)},
 }
 
@@ -40,6 +56,69 @@ def test_a_resumed_run_equals_one_that_never_stopped(tiny_run, train, store, oth
     for stop in (1, 4, 5, 9, 12):  # also at the switch, inside the decay and the ratio schedule
         train(run, stop, store, loaders=stop % 3)
     assert same_checkpoint(run, 12, store, other)
+
+
+def in_frozen(name, layer):
+    return f"layers.{layer}." in name or (layer == 0 and "embed_tokens" in name)
+
+
+def test_frozen_weights_keep_their_bits_and_their_optimizer_state_rests(tiny_run, train, store, tensors):
+    stages = Stage(CLM(), 4), Stage(CLM(), 4, freeze=("embeddings", "layers[:1]")), Stage(MLM(0.4), 4)
+    run = tiny_run("frozen", *stages)
+    kept = [checkpoint_key(run, step, identities(store)) for step in (4, 8, 12)]
+    train(run, 12, store, needed=kept, checkpoint_steps=4)
+    before, after, end = (tensors(store, run, step) for step in (4, 8, 12))
+    for name, weight in before[0].items():
+        assert torch.equal(weight, after[0][name]) == in_frozen(name, 0), name
+        assert not torch.equal(end[0][name], after[0][name]), name
+    for name, state in before[1].items():
+        assert torch.equal(state, after[1][name]) == in_frozen(name, 0), name
+        assert name[:5] != "step." or float(end[1][name]) == (8.0 if in_frozen(name, 0) else 12.0)
+
+
+def test_frozen_layers_do_not_change_the_gradients_of_the_others(tiny_run, train, store, tensors):
+    fields = {"optimizer": AdamW(clip=1e9), "schedule": WSD(3e-3, 1, 0)}  # no clipping by the norm of all
+    every, some = (tiny_run("run", Stage(CLM(), 1, freeze=freeze), **fields) for freeze in ((), "layers[0]"))
+    for run in (every, some):
+        train(run, 1, store)
+    (weights, state), (others, rested) = (tensors(store, run, 1) for run in (every, some))
+    learned = {name for name in weights if "layers.0." not in name}
+    assert all(torch.equal(weights[name], others[name]) for name in learned)
+    assert {name for name in state if "layers.0." not in name} == rested.keys()
+
+
+def test_layers_learn_at_the_shares_of_their_stage(tiny_run, train, store, tensors):
+    # AdamW's first step without weight decay moves every weight by its rate.
+    adam = AdamW(weight_decay=0.0, eps=1e-12)
+    rated = {}
+    for decay in (1.0, 0.5):
+        run = tiny_run(
+            "run",
+            Stage(CLM(), 1),
+            Stage(CLM(), 1, layer_decay=decay),
+            optimizer=adam,
+            schedule=WSD(1e-3, 0, 0),
+        )
+        train(run, 1, store, needed=[checkpoint_key(run, 1, identities(store))])
+        train(run, 2, store, needed=[checkpoint_key(run, 1, identities(store))])
+        before, after = (tensors(store, run, step)[0] for step in (1, 2))
+        rated[decay] = {name: (after[name] - before[name]).norm() for name in before}
+    for name, share in {
+        "lm_head": 1.0,
+        "model.layers.1.mlp.up_proj": 0.5,
+        "model.layers.0.mlp.up_proj": 0.25,
+    }.items():
+        name = f"{name}.weight"
+        assert torch.allclose(rated[0.5][name], share * rated[1.0][name], rtol=1e-3), name
+
+
+def test_a_z_loss_is_trained_on_and_not_measured_on_held_out_text(tiny_run, train, store):
+    losses = {}
+    for z in (0.0, 0.1):
+        lines = train(tiny_run("run", z_loss=z, schedule=WSD(1e-9, 1, 0)), 5, store).meter.lines
+        losses[z] = [line["loss"] for line in lines if "loss" in line], lines[-1]["heldout"]
+    assert all(more > plain + 0.5 for plain, more in zip(losses[0.0][0], losses[0.1][0], strict=True))
+    assert losses[0.1][1] == pytest.approx(losses[0.0][1], rel=1e-4)
 
 
 def test_a_branch_from_a_shared_beginning_equals_the_run_trained_alone(
@@ -250,6 +329,23 @@ def test_a_nonfinite_step_is_skipped_and_counted(tiny_run, train, store, tensors
     weights, optimizer_state = tensors(store, run, 4)
     assert all(torch.isfinite(value).all() for value in weights.values())
     assert steps_of(optimizer_state) == {3.0}
+
+
+def test_muon_skips_a_nonfinite_step_as_adamw_does(tiny_run, train, store, tensors, monkeypatch):
+    run = tiny_run("muon", optimizer=Muon())
+    kept = [checkpoint_key(run, step, identities(store)) for step in (4, 5, 6)]
+    plain = Pretraining._loss_sum
+
+    def broken(job, batch):
+        return plain(job, batch) * (math.inf if job.progress.step == 4 else 1.0)
+
+    monkeypatch.setattr(Pretraining, "_loss_sum", broken)
+    job = train(run, 6, store, needed=kept, checkpoint_steps=1)
+    assert job.progress.skipped == 1
+    (before, state), (after, rested), (end, _) = (tensors(store, run, step) for step in (4, 5, 6))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert all(torch.equal(state[name], rested[name]) for name in state)
+    assert not any(torch.equal(after[name], end[name]) for name in after)
 
 
 def test_too_many_nonfinite_steps_in_a_row_fail(tiny_run, train, store, monkeypatch):

@@ -9,16 +9,16 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from biphase import AdamW, Size
+from biphase import CLM, WSD, AdamW, Muon, Pretrain, Size, Stage
 from biphase.attention import pattern_of
-from biphase.errors import ModelError
+from biphase.errors import ModelError, TrainingError
 from biphase.models.backbone import from_scratch
 from biphase.objectives import Batch
 from biphase.training import distributed
-from biphase.training.distributed import Ranks, Replicated, shard
+from biphase.training.distributed import Ranks, Replicated, place, shard
 from biphase.training.loop import PlainStep
-from biphase.training.optimizer import build
-from biphase.training.options import Sharding
+from biphase.training.optimizer import begin_phase, build
+from biphase.training.options import RuntimeOptions, Sharding
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 CPU = torch.device("cpu")
@@ -91,6 +91,21 @@ def test_steps_of_several_micro_batches_are_the_plain_ones(model):
     assert all(torch.allclose(weights[name], rows[name], rtol=0, atol=1e-7) for name in weights)
 
 
+def test_frozen_rows_keep_their_bits_and_the_others_learn_as_in_a_whole_model(model):
+    (plain, weights), (cut, rows), sharded = both(model)
+    for step, learned in ((plain, weights), (cut, sharded.learned())):
+        freeze = ("embeddings", "layers[0]")
+        assert begin_phase(sharded.model, learned, step.optimizer, freeze=freeze, layer_decay=1.0)
+    before = {name: one.detach().clone() for name, one in rows.items()}
+    one, two = plain(batches(2, 0), 20, 1e-2), cut(batches(2, 0), 20, 1e-2)
+    torch.testing.assert_close(one.norm, two.norm, rtol=1e-6, atol=0)
+    for name, row in rows.items():
+        still = "layers.0." in name or "embed_tokens" in name
+        assert torch.equal(before[name], row) == still, name
+        assert torch.allclose(weights[name], row, rtol=0, atol=1e-7)
+    assert not begin_phase(sharded.model, sharded.learned(), cut.optimizer, freeze=freeze, layer_decay=1.0)
+
+
 def test_a_step_that_is_not_finite_changes_nothing(model):
     _, (cut, rows), _ = both(model)
     assert cut(batches(1, 0), 10, 1e-2).nonfinite == 0
@@ -125,6 +140,12 @@ def test_in_bf16_weights_are_kept_in_fp32(model):
     assert set(dtypes) == {torch.bfloat16}
     assert all(one.dtype == torch.float32 for one in rows.values())
     assert all(state["exp_avg"].dtype == torch.float32 for state in cut.optimizer.state.values())
+
+
+def test_muon_is_refused_where_weights_are_cut(model):
+    run = Pretrain("run", TINY, "builtin", Stage(CLM(), 5), WSD(1e-3, 1, 0), Muon())
+    with pytest.raises(TrainingError, match=r"run.*Muon.*--shard none"):
+        place(model, run, Ranks(0, 2, CPU), RuntimeOptions(sharding=Sharding("full")))
 
 
 def test_a_parameter_without_rows_is_refused(model):

@@ -124,7 +124,7 @@ def run(
 
     plan, store, identities = planned(study_file, store_folder, ask=True, verify=verify)
     results = matching(plan, only)
-    jobs = {job.key for key in results for job in plan.path(key)}
+    jobs = plan.needed_for(results)
     steps, seconds = launch.checkpoint_rule(checkpoint)
     limit = launch.seconds(for_time) if for_time else None
     sharding = Sharding.named(shard)

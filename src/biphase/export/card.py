@@ -25,7 +25,7 @@ from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
 from biphase.records import content_key, decode, encode
-from biphase.specs import Hub, Pretrain, Pretrained, Size
+from biphase.specs import Hub, Merge, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
@@ -214,8 +214,8 @@ def without_folders(source: str) -> str:
 
 
 def lineage(run: Pretrain) -> list[Pretrain]:
-    """The runs that led to this one, oldest first, and itself."""
-    return [*(lineage(run.start) if isinstance(run.start, Pretrain) else []), run]
+    """The runs that led to this one, oldest first, and itself; of a merge, those of its longest part."""
+    return [*(lineage(run.sources[0].run) if run.sources else []), run]
 
 
 def titled(checkpoint: SavedCheckpoint) -> str:
@@ -248,8 +248,10 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
     """How the weights were trained, run by run."""
     runs, progress = lineage(checkpoint.run), checkpoint.about["progress"]
     rows = [("start", describe_start(runs[0].start))]
-    for run in runs:
-        until = checkpoint.step if run is runs[-1] else run.steps
+    for run, after in zip(runs, (*runs[1:], None), strict=True):
+        until = after.sources[0].step if after else checkpoint.step
+        if isinstance(run.start, Merge):
+            rows.append((f"{run.name}, start", f"weighted mean of {_parts(run.start)}; new optimizer state"))
         rows += [
             (
                 f"{run.name}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
@@ -268,6 +270,11 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
         ("key", checkpoint.key),
     ]
     return Section("How it was trained", ("what", "how"), rows)
+
+
+def _parts(merge: Merge) -> str:
+    parts = zip(merge.weights, merge.parts, strict=True)
+    return ", ".join(f"{weight:.4g} × {part.run.name} at step {part.step:,}" for weight, part in parts)
 
 
 def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:

@@ -100,7 +100,10 @@ def _card(
     *,
     onnx: bool,
 ) -> Card:
-    last = checkpoint.run.phase_at(checkpoint.step - 1).objective if checkpoint.step else None
+    run, step = checkpoint.run, checkpoint.step
+    while not step and run.sources:  # a merge: as the longest of its parts
+        run, step = run.sources[0].run, run.sources[0].step
+    last = run.phase_at(step - 1).objective if step else None
     not_masked = _limits_of_objective(last) if last else []
     return Card(
         title=titled(checkpoint),

@@ -225,11 +225,12 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
-def _softmax_error(logits, labels, losses, words, stride, U: tl.constexpr, BLOCK: tl.constexpr):
+def _softmax_error(logits, labels, losses, words, stride, z_loss,
+                   Z: tl.constexpr, U: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """Process one row, U blocks at a time. Each lane keeps its own maximum and sum, which are combined at the end.
 
     Exponentials dominate the cost, so they are powers of 2, one per value in each pass, plus one per U values to
-    rescale a lane's sum to a new maximum.
+    rescale a lane's sum to a new maximum. Without Z, z_loss is not read and costs nothing.
     """
     row = tl.program_id(0).to(tl.int64)
     label = tl.load(labels + row)
@@ -249,24 +250,40 @@ def _softmax_error(logits, labels, losses, words, stride, U: tl.constexpr, BLOCK
     top = tl.max(higher, 0)
     top += tl.log2(tl.sum(total * tl.exp2(higher - top), 0))
     asked = tl.load(start + tl.maximum(label, 0)).to(tl.float32) * LOG2E
-    tl.store(losses + row, tl.where(label >= 0, (top - asked) / LOG2E, 0.0))
+    loss = (top - asked) / LOG2E
+    share = 1.0
+    if Z:  # the derivative of z · lse² is 2 z · lse · softmax
+        lse = top / LOG2E
+        loss += z_loss * lse * lse
+        share = 1.0 + 2.0 * z_loss * lse
+    tl.store(losses + row, tl.where(label >= 0, loss, 0.0))
     top = tl.where(label >= 0, top, -LOWEST)  # without a label every power is 0
     tl.debug_barrier()  # the label's logit must be read before it is overwritten
     # Go backwards, since what was read last is still in the cache.
-    tl.store(start + even + lanes, tl.exp2(value - top), even + lanes < words)
+    power = tl.exp2(value - top)
+    if Z:
+        power *= share
+    tl.store(start + even + lanes, power, even + lanes < words)
     for number in range(0, even, U * BLOCK):
         at = start + even - U * BLOCK - number + lanes
-        tl.store(at, tl.exp2(tl.load(at).to(tl.float32) * LOG2E - top))
+        power = tl.exp2(tl.load(at).to(tl.float32) * LOG2E - top)
+        if Z:
+            power *= share
+        tl.store(at, power)
     tl.debug_barrier()  # all powers must be written before the label's is corrected
-    tl.store(start + label, tl.exp2(asked - top) - 1.0, label >= 0)
+    power = tl.exp2(asked - top)
+    if Z:
+        power *= share
+    tl.store(start + label, power - 1.0, label >= 0)
 
 
-def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
+def softmax_error_(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> Tensor:
     losses = torch.empty(len(labels), dtype=torch.float32, device=logits.device)
     if len(labels):
         _softmax_error[(len(labels),)](
-            logits, labels, losses, logits.shape[1], logits.stride(0), U=2, BLOCK=2048, num_warps=8
-        )
+            logits, labels, losses, logits.shape[1], logits.stride(0), z_loss,
+            Z=z_loss > 0, U=2, BLOCK=2048, num_warps=8,
+        )  # fmt: skip
     return losses
 
 

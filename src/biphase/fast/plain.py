@@ -79,10 +79,11 @@ def swiglu_backward_(grad: Tensor, gate_up: Tensor, *, again: bool) -> Tensor | 
     return made
 
 
-def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
+def softmax_error_(logits: Tensor, labels: Tensor, z_loss: float = 0.0) -> Tensor:
     """Return −log p(label) of each row, and overwrite the logits with softmax − one-hot. (P, V) → (P,)
 
-    Both are 0 for rows with a negative label.
+    With `z_loss`, this many times the square of the row's log-sum-exp is added to the loss. All is 0 for rows with a
+    negative label.
     """
     real = labels >= 0
     asked = labels.clamp(min=0)[:, None]
@@ -90,6 +91,9 @@ def softmax_error_(logits: Tensor, labels: Tensor) -> Tensor:
     top = wide.logsumexp(-1, keepdim=True)
     losses = (top - wide.gather(1, asked))[:, 0] * real
     error = wide.sub_(top).exp_()
+    if z_loss:
+        losses += z_loss * top[:, 0].square() * real
+        error *= 1 + 2 * z_loss * top
     error.scatter_add_(1, asked, torch.full_like(top, -1.0)).mul_(real[:, None])
     if logits.data_ptr() != error.data_ptr():
         logits.copy_(error)

@@ -178,6 +178,11 @@ class TrunkBlock:
         self.keys = len(attention.k_proj.weight) // self.width
 
     @property
+    def trained(self) -> bool:
+        weights = (weight for matrix in self.matrices for weight in matrix.weights)
+        return any(weight.requires_grad for weight in (*weights, *(norm.weight for norm in self.norms)))
+
+    @property
     def matrices(self) -> tuple[Joined, ...]:
         return self.qkv, self.out, self.gate_up, self.down
 
@@ -344,12 +349,10 @@ class FusedTrunk:
                 call, positions.flatten(), self.tables, self.ops, lean=ids.numel() < RECOMPUTE_TOKENS
             )
             r = (self.embed or self._own_embedding)(ids.flatten()).to(self.dtype)
-            if (
-                torch.is_grad_enabled() and not r.requires_grad
-            ):  # a frozen embedding: later parameters may learn
-                r.requires_grad_(any(one.requires_grad for one in self.trunk.parameters()))
             y: Tensor | None = None
             for number, block in enumerate(self.blocks, 1):
+                if torch.is_grad_enabled() and not r.requires_grad:  # all below is frozen
+                    r.requires_grad_(block.trained)
                 if number == len(self.blocks):
                     how = replace(how, only=only)
                 r, y = _BlockFunction.apply(r, y, *(norm.weight for norm in block.norms), block, how)
@@ -374,6 +377,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         slice_rows: int,
         head: Tensor,  # the weight in the matmul dtype, zero-padded beyond the vocabulary
         needed: tuple[bool, bool, bool],  # gradients to compute: of hidden states, weight, bias
+        z_loss: float,
     ) -> Tensor:
         ops, vocab = fast.of(hidden.device), len(weight)
         read = hidden.to(head.dtype)
@@ -392,7 +396,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
                 slope = 1 - (logits / cap).square_() if any(needed) else None  # derivative of tanh
-            total += ops.softmax_error_(logits[:, :vocab], labels[rows]).sum()
+            total += ops.softmax_error_(logits[:, :vocab], labels[rows], z_loss).sum()
             if any(needed):
                 error = (
                     logits if slope is None else logits.mul_(slope)
@@ -422,7 +426,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             None if grad is None else grad.mul_(scale).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None)
 
 
 def cross_entropy_sum(
@@ -434,11 +438,13 @@ def cross_entropy_sum(
     cap: float | None = None,
     slice_rows: int = 0,
     head: Tensor | None = None,
+    z_loss: float = 0.0,
 ) -> Tensor:
     """Return Σ −log p(label) over the rows of `hidden` (P, d), for a head `weight` (V, d) and its `bias` (V,).
 
     Rows with a negative label are ignored. With `cap`, logits become cap·tanh(logits / cap). `head` is an existing
-    16-bit copy of the weight; without it the weight is cast here. Sums are in fp32 whatever dtype the matmuls use.
+    16-bit copy of the weight; without it the weight is cast here. `z_loss` times the squared log-sum-exp of each row's
+    logits is added, which keeps it near 0. Sums are in fp32 whatever dtype the matmuls use.
     """
     kind = hidden.device.type
     rows = slice_rows or rows_per_slice(len(labels), weight.shape[0], kind)
@@ -450,7 +456,7 @@ def cross_entropy_sum(
             on and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)
         )
         copy = _padded(weight.detach(), dtype) if head is None else head
-        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, needed)
+        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, needed, z_loss)
 
 
 def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -395,9 +395,15 @@ class LanguageModel(nn.Module):
         return self.output.logits(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, label_at: Tensor, labels: Tensor
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        pattern: AttentionPattern,
+        label_at: Tensor,
+        labels: Tensor,
+        z_loss: float = 0.0,
     ) -> Tensor:
-        """Return the sum of the losses at the labelled positions."""
+        """Return the sum of the losses at the labelled positions, with `z_loss` times their squared log-sum-exp."""
         output, fused = self.output, self.encoder.fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
@@ -406,11 +412,17 @@ class LanguageModel(nn.Module):
         else:
             rows, head = fused(ids, positions, pattern, only=label_at), self.head_copy.whole
         return cross_entropy_sum(
-            output.rows(rows), output.weight, labels, bias=output.bias, cap=output.cap, head=head
+            output.rows(rows),
+            output.weight,
+            labels,
+            bias=output.bias,
+            cap=output.cap,
+            head=head,
+            z_loss=z_loss,
         )
 
-    def loss_sum(self, batch: Batch, pattern: AttentionPattern) -> Tensor:
-        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels)
+    def loss_sum(self, batch: Batch, pattern: AttentionPattern, *, z_loss: float = 0.0) -> Tensor:
+        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels, z_loss)
 
 
 # ---------------------------------------------------------------- construction

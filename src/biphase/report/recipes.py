@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import itertools
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
-from biphase.specs import Hub, Objective, Pretrain
+from biphase.specs import Hub, Merge, Objective, Pretrain
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import MASKED
@@ -63,6 +63,7 @@ class Recipe:
     setting: str  # equal: only size, objectives, steps and seed may differ
     seed: int  # of the root run
     shape: str = ""  # equal: the same layers and widths, whatever the size is named
+    merged: str = ""  # how it, or what it continues, was averaged of others; "": it was trained alone
 
     @property
     def steps(self) -> int:
@@ -82,7 +83,9 @@ class Recipe:
 
     @property
     def kind(self) -> Kind:
-        return KIND_OF.get(tuple(span.objective.name for span in self.own), "other")
+        return (
+            "other" if self.merged else KIND_OF.get(tuple(span.objective.name for span in self.own), "other")
+        )
 
     @property
     def causal_share(self) -> float:
@@ -92,7 +95,9 @@ class Recipe:
 
     @property
     def ratio(self) -> float | None:
-        """The masking ratio of the last MLM phase; None if it varies or the objective is a variant of MLM."""
+        """The masking ratio of the last MLM phase; None if it varies, of a variant of MLM, and of a merged model."""
+        if self.merged:
+            return None
         last = next((span.objective for span in reversed(self.own) if not span.objective.causal), None)
         return last.constant_ratio if last and last.name == "mlm" else None
 
@@ -113,6 +118,8 @@ class Recipe:
 
     def words(self) -> str:
         """The recipe as text: "610m · CLM for 10,000 steps, then MLM 40% for 32,000"."""
+        if self.merged and not self.base:
+            return f"{self.size} · mean of {self.merged}"
         if not self.spans:
             return f"{self.size} · as it is"
         first, *others = (f"{named(span.label)} for {span.steps:,}" for span in self.own)
@@ -202,13 +209,16 @@ def run_of(plan: Plan, result: str) -> tuple[Pretrain, int]:
 
 def alike(recipe: Recipe) -> tuple[object, ...]:
     """Everything that the results of one model have in common."""
-    return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, recipe.bases
+    return recipe.size, recipe.shape, recipe.spans, recipe.of, recipe.setting, recipe.bases, recipe.merged
 
 
 def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
     """The recipe of a run at one of its steps."""
     before, root = run.origin_step, run.root
-    start = _recipe(run.parent, run.parent.steps, shares) if run.parent else None
+    parts = [_recipe(part.run, part.step, shares) for part in run.sources]
+    start = parts[0] if parts else None
+    if start and isinstance(run.start, Merge):  # what it has learned is told as by its longest part
+        start = replace(start, base=None, decayed=True, of=start.steps, merged=_mean(run.start, parts))
     own = [
         RecipePhase(phase.objective, before + phase.first, before + min(phase.until, step))
         for phase in run.phases
@@ -224,11 +234,22 @@ def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
         decayed=step == run.steps and (run.decay_start < run.steps or not run.stages),
         of=before + run.steps,
         # Continuing from a checkpoint that was not decayed is the same as one longer run.
-        base=start if start is None or start.decayed else start.base,
+        base=start if start is None or (start.decayed and (step or run.parent)) else start.base,
         setting=_setting(run, shares),
         seed=root.seed,
         shape=shape_key(root.start),
+        merged=start.merged if start else "",
     )
+
+
+def _mean(start: Merge, parts: list[Recipe]) -> str:
+    """What is averaged, as text: "0.5 × CLM for 200 steps + 0.5 × MLM 40% for 200 steps"."""
+    weights = dict(zip(start.parts, start.weights, strict=True))
+    texts = (
+        f"{weights[part]:.4g} × {recipe.words().split(' · ', 1)[1]}"
+        for part, recipe in zip(start.by_steps, parts, strict=True)
+    )
+    return " + ".join(texts)
 
 
 def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
@@ -277,6 +298,9 @@ def _setting(run: Pretrain, shares: Shares) -> str:
         before = _setting(start, shares)
         goes_on = not warmup and own == _hyperparameters(start, shares)
         return before if goes_on else content_key([before, own, warmup])
+    if isinstance(start, Merge):
+        parts = [_setting(part.run, shares) for part in run.sources]
+        return content_key([parts, sorted(start.weights), own, warmup])
     # A published model is identified by its whole record; of a size, the shape and name are left out here
     # because `Recipe` has them in its own fields.
     named = () if isinstance(start, Hub) else (*SHAPE, "kind", "name", "precision")
@@ -293,6 +317,7 @@ def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
         "corpus": encode(corpus_of(run)) if run.corpus else "",
         "peak": run.schedule.peak,
         "decay": _part(run, "decay", shares),
+        **run.unusual,
     }
 
 

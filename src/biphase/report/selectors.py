@@ -21,7 +21,7 @@ from typing import Any, Literal
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
 from biphase.report.recipes import SETTING, Kind, Model, alike, models, run_of
-from biphase.specs import Classify, Family, Fewer, Finetune, Hub, Pretrain, Task
+from biphase.specs import AdamW, Classify, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
 from biphase.specs.tasks import columns_of
 from biphase.study.plan import Plan
 from biphase.text import listed, short
@@ -154,7 +154,7 @@ def _settings(members: Iterable[Model], runs: dict[str, Pretrain]) -> dict[str, 
     for model in members:
         origin = {"origin": "continued" if model.recipe.base else "from scratch"}
         fields.setdefault(model.recipe.setting, _fields(runs[model.name]) | origin)
-    names = ["corpus", "peak", "warmup", "decay", *SETTING]
+    names = ["corpus", "peak", "warmup", "decay", "more", *SETTING]
     differing = [name for name in names if len({values[name] for values in fields.values()}) > 1]
 
     def texts() -> dict[str, str]:
@@ -177,13 +177,22 @@ def _fields(run: Pretrain) -> dict[str, str]:
         "peak": f"peak {run.schedule.peak:g}",
         "warmup": f"warmup {run.schedule.warmup:g}",
         "decay": f"decay {run.schedule.decay:g}",
+        "more": " ".join(f"{name} {value}" for name, value in run.unusual.items()) or "one peak, linear to 0",
         "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
         "batch_tokens": f"{run.batch_tokens:,} tokens a step",
-        "optimizer": f"eps {run.optimizer.eps:g}, decay {run.optimizer.weight_decay:g}",
+        "optimizer": _optimizer(run.optimizer),
         "precision": run.precision,
         "optimizer_state": f"optimizer state {run.optimizer_state}",
         "data": f"data {run.data}",
     }
+
+
+def _optimizer(spec: AdamW | Muon) -> str:
+    if isinstance(spec, Muon):
+        return (
+            f"Muon, momentum {spec.momentum:g}, decay {spec.weight_decay:g}, beside {_optimizer(spec.adamw)}"
+        )
+    return f"eps {spec.eps:g}, decay {spec.weight_decay:g}"
 
 
 # ---------------------------------------------------------------- selectors

@@ -21,11 +21,11 @@ from biphase.specs.tasks import (
     Tag,
     Task,
 )
-from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
+from biphase.specs.training import WSD, AdamW, Kept, LoRA, Merge, Muon, Phase, Pretrain, Stage
 
 __all__ = [
     "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Choose", "Chunks", "Claim", "Classify", "Corpus",
-    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "MultiLabel", "Objective",
+    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Kept", "Linear", "LoRA", "Merge", "MultiLabel", "Muon", "Objective",
     "Packing", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study",
     "Tag", "Task",
 ]  # fmt: skip

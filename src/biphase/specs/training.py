@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+import re
+from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import Any, Literal
 
 from biphase.errors import SpecError
-from biphase.records import record
+from biphase.records import added, encode, record
 from biphase.specs.objectives import Objective
 from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_at_least, check_name
+
+LAYERS = re.compile(r"layers\[(-?\d+|(?=:))(:?)((?<=:)-?\d+|)\]")  # as Stage.freeze names them
 
 INHERIT: Any = None  # not given: taken from the run this one starts from, or else the default
 
@@ -19,29 +23,77 @@ class Stage:
     """An objective for a number of optimizer steps.
 
     `rope_base` changes the base of the rotary position embedding from this stage on, e.g. for longer texts; 0 leaves it
-    unchanged.
+    unchanged. The other fields act during this stage alone: `peak` replaces the schedule's peak learning rate (0 keeps
+    it), `layer_decay` the optimizer's, and `freeze` names what is not trained: "embeddings", and layers as Python
+    slices, such as "layers[:12]", "layers[-2:]" or "layers[3]".
     """
 
     objective: Objective
     steps: int
     rope_base: float = 0.0
+    peak: float = added(0.0)
+    freeze: tuple[str, ...] = added(())
+    layer_decay: float = added(0.0)
+
+    def settle(self) -> None:
+        # "layers[0:4]" is "layers[:4]", and their order means nothing: neither must change the key.
+        names = {re.sub(r"\[0:", "[:", name) for name in self.freeze}
+        object.__setattr__(self, "freeze", tuple(sorted(names)))
 
     def check(self) -> None:
         check_at_least(self, steps=1)
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
+        if not 0 <= self.peak < 1:
+            raise SpecError(f"Stage.peak must lie between 0 and 1, it is {self.peak}; 0 keeps the schedule's")
+        if not 0 <= self.layer_decay <= 1:
+            raise SpecError(f"Stage.layer_decay must lie in (0, 1], it is {self.layer_decay:g}; 0.9 is usual")
+        for name in self.freeze:
+            if name != "embeddings" and not LAYERS.fullmatch(name):
+                raise SpecError(f"Stage.freeze: {name!r} names no layers; type 'embeddings' or 'layers[:12]'")
+
+    def frozen_layers(self, layers: int) -> set[int]:
+        """Return which of a model's `layers` layers are frozen, counted from 0."""
+        return layers_of(self.freeze, layers)
+
+
+def layers_of(freeze: tuple[str, ...], layers: int) -> set[int]:
+    """Return the layers that `freeze` names, counted from 0, in a model of `layers` layers."""
+    chosen: set[int] = set()
+    for name in freeze:
+        found = LAYERS.fullmatch(name)
+        if found is None:
+            continue
+        first, colon, until = found.groups()
+        bounds = [int(bound) for bound in (first, until) if bound]
+        outside = any(not -layers <= bound <= layers for bound in bounds)
+        every = range(layers)
+        if colon:
+            part = [*every[int(first) if first else None : int(until) if until else None]]
+        else:
+            part = [] if outside or bounds == [layers] else [every[bounds[0]]]
+        if outside or not part:
+            raise SpecError(
+                f"Stage.freeze: {name!r} is not in a model of {layers} layers; type 'layers[:{layers}]' for all of them"
+            )
+        chosen |= {*part}
+    return chosen
 
 
 @record
 class WSD:
-    """Warmup-stable-decay schedule: linear warmup, constant `peak`, linear decay to 0 over the last `decay` steps.
+    """Warmup-stable-decay schedule: linear warmup, constant `peak`, decay over the last `decay` steps.
 
-    An integer is a number of steps, a float below 1 a share of the run's steps.
+    An integer is a number of steps, a float below 1 a share of the run's steps. The decay has the form `shape` and ends
+    at the share `floor` of the peak; the warmup begins at the share `warmup_from`. Both are 0 in the usual schedule.
     """
 
     peak: float = 5e-4
     warmup: int | float = INHERIT  # default: 2,000 from scratch, 0 after another run; required after Hub
     decay: int | float = 2_000
+    shape: Literal["linear", "cosine", "1-sqrt"] = added("linear")
+    floor: float = added(0.0)
+    warmup_from: float = added(0.0)
 
     def settle(self) -> None:
         if self.warmup is INHERIT:
@@ -54,6 +106,33 @@ class WSD:
             value = getattr(self, name)
             if value < (-1 if name == "warmup" else 0) or (isinstance(value, float) and value >= 1):
                 raise SpecError(f"WSD.{name} must be a count of steps or a share below 1, not {value!r}")
+        for name in ("floor", "warmup_from"):
+            if not 0 <= getattr(self, name) < 1:
+                raise SpecError(
+                    f"WSD.{name} must be a share of the peak below 1, not {getattr(self, name):g}; try 0.1"
+                )
+
+    def rate(self, step: int, steps: int, peak: float) -> float:
+        """Return the learning rate of step `step` of `steps`, for warmup and decay in steps and the given peak."""
+        if step < self.warmup:
+            low = self.warmup_from * peak
+            return low + (peak - low) * (step + 1) / self.warmup
+        left = steps - step
+        if left > self.decay or not self.decay:
+            return peak
+        low = self.floor * peak
+        match self.shape:
+            case "linear":
+                return low + (peak - low) * left / self.decay
+            case "cosine":
+                return low + (peak - low) * (1 + math.cos(math.pi * (self.decay - left) / self.decay)) / 2
+            case "1-sqrt":
+                return low + (peak - low) * (1 - math.sqrt((self.decay - left) / self.decay))
+
+    @property
+    def form(self) -> str:
+        """The form of the decay as text: "linear to 0", "1-sqrt to 10%"."""
+        return f"{self.shape} to {self.floor * 100:g}{'%' if self.floor else ''}"
 
 
 @record
@@ -80,6 +159,38 @@ class AdamW:
 
 
 @record
+class Muon:
+    """Muon (torch.optim.Muon) for the matrices of the layers, AdamW for embeddings, head, norms and biases.
+
+    Both follow the schedule of the run. With `adjust="match_rms_adamw"` Muon's steps have the size of AdamW's, so that
+    one peak suits both; "original" scales them by the shape of the matrix alone. Clipping and layer decay are those of
+    `adamw` and hold for all.
+    """
+
+    momentum: float = 0.95
+    nesterov: bool = True
+    weight_decay: float = 0.1
+    newton_schulz_steps: int = 5
+    adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
+    adamw: AdamW = AdamW()
+
+    def check(self) -> None:
+        if not 0 <= self.momentum < 1:
+            raise SpecError(f"Muon.momentum must lie in [0, 1), not {self.momentum:g}; 0.95 is usual")
+        if self.weight_decay < 0:
+            raise SpecError(f"Muon.weight_decay must not be negative, it is {self.weight_decay:g}")
+        check_at_least(self, newton_schulz_steps=1)
+
+    @property
+    def clip(self) -> float:
+        return self.adamw.clip
+
+    @property
+    def layer_decay(self) -> float:
+        return self.adamw.layer_decay
+
+
+@record
 class LoRA:
     """Low-rank adapters (peft's LoRA) beside frozen weights; they are merged when the model is used or exported.
 
@@ -99,14 +210,127 @@ class LoRA:
         check_at_least(self, rank=1, alpha=1)
 
 
+UNUSUAL = ("shape", "floor", "warmup_from")  # fields of a schedule that most leave at their defaults
+UNUSUAL_IN_PHASES = ("peak", "freeze", "layer_decay")
+
+
 @dataclass(frozen=True)
 class Phase:
-    """An objective from step `first` up to, not including, step `until`; `rope_base` 0 keeps the model's own."""
+    """An objective from step `first` up to, not including, step `until`.
+
+    `rope_base` 0 keeps the model's own, `peak` 0 the schedule's, `layer_decay` 0 the optimizer's. `freeze` is beside
+    what the run freezes.
+    """
 
     objective: Objective
     first: int
     until: int
     rope_base: float = 0.0
+    peak: float = 0.0
+    freeze: tuple[str, ...] = ()
+    layer_decay: float = 0.0
+
+    @property
+    def how(self) -> tuple[float, float, tuple[str, ...], float]:
+        return self.rope_base, self.peak, self.freeze, self.layer_decay
+
+
+@record
+class Kept:
+    """The checkpoint of a run after `step` steps, as a part of a `Merge`; 0 is what the run starts from."""
+
+    run: Pretrain
+    step: int
+
+    def check(self) -> None:
+        if not 0 <= self.step <= self.run.steps:
+            raise SpecError(
+                f"Kept: {self.run.name!r} has {self.run.steps:,} steps and no step {self.step:,}; name one of them"
+            )
+
+    @property
+    def rope_base(self) -> float:
+        return self.run.rope_base_after(self.step)
+
+    @property
+    def samples(self) -> int:
+        """The sample index that follows on this checkpoint."""
+        return self.run.origin_sample + self.step * self.run.rows_per_step
+
+    @property
+    def total_steps(self) -> int:
+        """The number of steps from the root to this checkpoint."""
+        return self.run.origin_step + self.step
+
+
+@record
+class Merge:
+    """The weighted mean of the weights of checkpoints, as a start: `Merge((a, 0.5), (Kept(b, 200), 0.5))`.
+
+    Without weights all count alike. A run stands for its end. The optimizer state of what starts here is new.
+    """
+
+    parts: tuple[Kept, ...]
+    weights: tuple[float, ...]
+
+    def __init__(
+        self,
+        *merged: Pretrain | Kept | tuple[Pretrain | Kept, float],
+        parts: tuple[Kept, ...] = (),
+        weights: tuple[float, ...] = (),
+    ) -> None:
+        pairs = [one if isinstance(one, (tuple, list)) else (one,) for one in merged]
+        given = [pair[1] for pair in pairs if len(pair) == 2]
+        if len(given) not in (0, len(pairs)) or any(len(pair) not in (1, 2) for pair in pairs):
+            raise SpecError(
+                "Merge: give every run its weight, or none: Merge((a, 0.5), (b, 0.5)) or Merge(a, b)"
+            )
+        if pairs:
+            parts = tuple(
+                Kept(pair[0], pair[0].steps) if isinstance(pair[0], Pretrain) else pair[0] for pair in pairs
+            )
+            weights = tuple(given) or (1 / len(pairs),) * len(pairs)
+        object.__setattr__(self, "parts", parts)
+        object.__setattr__(self, "weights", weights)
+
+    def check(self) -> None:
+        if (
+            len(self.parts) < 2
+            or len(self.parts) != len(self.weights)
+            or len({*self.parts}) < len(self.parts)
+        ):
+            raise SpecError(
+                "Merge takes two or more different runs or steps: Merge((a, 0.5), (Kept(b, 200), 0.5))"
+            )
+        if abs(sum(self.weights) - 1) > 1e-6:
+            raise SpecError(f"Merge: the weights {self.weights} must sum to 1; leave them out for equal ones")
+        first = self.parts[0].run
+        for part in self.parts:
+            if part.run.adapter:
+                raise SpecError(
+                    f"Merge: {part.run.name!r} has an adapter, and means of its factors are no mean of weights; "
+                    "export it and start from Hub('./folder')"
+                )
+            if not part.run.corpus:
+                raise SpecError(f"Merge: {part.run.name!r} has no corpus; name one: Pretrain(…, corpus=…)")
+            if _shape(part.run) != _shape(first) or part.rope_base != self.parts[0].rope_base:
+                raise SpecError(
+                    f"Merge: {part.run.name!r} has another shape than {first.name!r}; merge models of one shape"
+                )
+
+    @property
+    def by_steps(self) -> tuple[Kept, ...]:
+        """Its parts, the one with the most steps first; a run that starts here inherits from that one."""
+        return tuple(sorted(self.parts, key=lambda part: -part.total_steps))
+
+
+def _shape(run: Pretrain) -> object:
+    """Return what must be equal in models whose weights are averaged, as far as it is known before they are loaded."""
+    start = run.root.start
+    if isinstance(start, Size):
+        apart = ("name", "precision", "init_std")
+        return {name: value for name, value in encode(start).items() if name not in apart}
+    return type(start).__name__
 
 
 PAPER_BATCH = 2_359_296  # tokens per step: 192 GPUs × 12 chunks of 1,024 tokens on average
@@ -123,11 +347,11 @@ class Pretrain:
     """
 
     name: str
-    start: Size | Hub | Pretrain
+    start: Size | Hub | Merge | Pretrain
     corpus: str | Corpus = INHERIT
     stages: tuple[Stage, ...] = ()
     schedule: WSD = INHERIT
-    optimizer: AdamW = INHERIT
+    optimizer: AdamW | Muon = INHERIT
     batch_tokens: int = INHERIT
     packing: Chunks | Rows = INHERIT
     precision: Literal["fp32", "bf16"] = INHERIT
@@ -140,6 +364,8 @@ class Pretrain:
     # Interval in steps and size in tokens of the held-out evaluation. They do not affect training, so are in no key.
     heldout_every: int = 1_000
     heldout_tokens: int = 1_000_000
+    # This many times the squared log-sum-exp of the logits is added to the training loss; 1e-4 is usual
+    z_loss: float = added(0.0)
 
     def settle(self) -> None:
         defaults = {
@@ -154,7 +380,8 @@ class Pretrain:
         }
         for name, value in defaults.items():
             if getattr(self, name) is INHERIT:
-                object.__setattr__(self, name, getattr(self.parent, name) if self.parent else value)
+                inherited = getattr(self.sources[0].run, name) if self.sources else value
+                object.__setattr__(self, name, inherited)
         if self.corpus is INHERIT:
             raise SpecError(
                 f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
@@ -163,9 +390,9 @@ class Pretrain:
 
     def _schedule_in_steps(self) -> WSD:
         """Return the schedule with warmup and decay as numbers of steps."""
-        schedule, parent = self.schedule, self.parent
+        schedule, before = self.schedule, self.sources[0].run if self.sources else None
         if schedule is INHERIT:
-            schedule = WSD(peak=parent.schedule.peak, decay=parent.schedule.decay) if parent else WSD()
+            schedule = replace(before.schedule, warmup=INHERIT) if before else WSD()
         if not self.stages:
             return WSD(schedule.peak, 0, 0)
         warmup = schedule.warmup
@@ -175,10 +402,10 @@ class Pretrain:
                     f"Pretrain {self.name!r} starts from a hub model with a new optimizer state: "
                     "state its warmup, e.g. schedule=WSD(peak=1e-4, warmup=0.05)"
                 )
-            warmup = 0 if parent else PAPER_WARMUP
+            warmup = 0 if before else PAPER_WARMUP
         shares_or_steps = (warmup, schedule.decay)
-        steps = (round(n * self.steps) if isinstance(n, float) else n for n in shares_or_steps)
-        return WSD(schedule.peak, *steps)
+        warmup, decay = (round(n * self.steps) if isinstance(n, float) else n for n in shares_or_steps)
+        return replace(schedule, warmup=warmup, decay=decay)
 
     def check(self) -> None:
         where = f"Pretrain {self.name!r}"
@@ -200,12 +427,26 @@ class Pretrain:
             )
         if self.seed < 0 or self.seed >= 2**31:
             raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
+        if not 0 <= self.z_loss < 1:
+            raise SpecError(f"{where}: z_loss must lie between 0 and 1, it is {self.z_loss:g}; try 1e-4")
+        if isinstance(start := self.root.start, Size):  # a hub model's layers are counted when it is loaded
+            for stage in self.stages:
+                stage.frozen_layers(start.layers)
         check_at_least(self, heldout_every=1, heldout_tokens=self.packing.length)
         if self.adapter and isinstance(self.start, Size):
             raise SpecError(
                 f"{where}: LoRA adapts a model that can do something; a new one has to learn: leave it out"
             )
-        if isinstance(self.start, Pretrain):
+        if self.adapter and isinstance(self.optimizer, Muon):
+            raise SpecError(f"{where}: the matrices of LoRA are trained by AdamW; say optimizer=AdamW()")
+        if self.adapter and isinstance(self.start, Merge):
+            raise SpecError(
+                f"{where}: LoRA cannot start from a Merge; export the merge and start from Hub('./folder')"
+            )
+        if isinstance(self.start, Merge):
+            for part in self.start.parts:
+                self._check_data(where, part.run)
+        elif isinstance(self.start, Pretrain):
             self._check_parent(where, self.start)
         elif (self.optimizer_state, self.data) != ("keep", "continue"):
             raise SpecError(
@@ -220,8 +461,17 @@ class Pretrain:
                 f"{where}: {parent.name!r} was trained with another adapter; give both the same, or export it and start "
                 "from Hub('./folder')"
             )
+        if self.optimizer_state == "keep" and type(self.optimizer) is not type(parent.optimizer):
+            raise SpecError(
+                f"{where}: {parent.name!r} was trained by {type(parent.optimizer).__name__}, whose optimizer state "
+                f"{type(self.optimizer).__name__} cannot go on with; say optimizer_state='reset'"
+            )
+        self._check_data(where, parent)
+
+    def _check_data(self, where: str, parent: Pretrain) -> None:
+        """Refuse to read on where `parent` stopped if that is not possible."""
         if self.data == "continue":
-            for name in ("corpus", "packing", "seed"):
+            for name in ("corpus", "packing", "seed") if self.stages else ():
                 if getattr(self, name) != getattr(parent, name):
                     raise SpecError(
                         f"{where}: the data cannot go on where {parent.name!r} stopped, because {name} differs; "
@@ -247,35 +497,52 @@ class Pretrain:
     def decay_start(self) -> int:
         return self.steps - int(self.schedule.decay)
 
+    @property
+    def first_peak(self) -> float:
+        """The peak of the first phase, whether the stage or the schedule says it."""
+        return (self.phases[0].peak if self.stages else 0.0) or self.schedule.peak
+
+    @property
+    def unusual(self) -> dict[str, Any]:
+        """What it says beyond the fields that most runs have: of the form of its rates, its stages and its loss."""
+        schedule = {name: value for name, value in encode(self.schedule).items() if name in UNUSUAL}
+        stages = {name: [encode(getattr(phase, name)) for phase in self.phases] for name in UNUSUAL_IN_PHASES}
+        own = {"z_loss": self.z_loss} if self.z_loss else {}
+        return schedule | {name: values for name, values in stages.items() if any(values)} | own
+
     def learning_rate(self, step: int) -> float:
-        """Return the learning rate of step `step` (from 0): linear warmup, constant, linear decay to 0."""
-        wsd = self.schedule
-        if step < wsd.warmup:
-            return wsd.peak * (step + 1) / wsd.warmup
-        if step < self.decay_start:
-            return wsd.peak
-        return wsd.peak * (self.steps - step) / wsd.decay
+        """Return the learning rate of step `step` (from 0)."""
+        begun = [0.0, *(phase.peak for phase in self.phases if phase.first <= step)]
+        return self.schedule.rate(step, self.steps, begun[-1] or self.schedule.peak)
 
     @property
     def phases(self) -> tuple[Phase, ...]:
         """The run's phases in order.
 
-        Neighbouring stages with the same objective and rope base merge, unless the masking ratio follows a schedule:
+        Neighbouring stages that differ in their numbers of steps only merge, unless the masking ratio follows a schedule:
         that is counted from the start of its stage, so the boundary matters.
         """
         phases: list[Phase] = []
         step, base = 0, self.initial_rope_base
+        already = self.freeze == "embeddings" or self.adapter is not None
         for stage in self.stages:
-            first, base = step, stage.rope_base or base
+            base = stage.rope_base or base
+            peak = 0.0 if stage.peak == self.schedule.peak else stage.peak
+            freeze = tuple(name for name in stage.freeze if not (name == "embeddings" and already))
+            layer_decay = 0.0 if stage.layer_decay == self.optimizer.layer_decay else stage.layer_decay
+            how = (base, peak, freeze, layer_decay)
             last = phases[-1] if phases else None
             if (
                 last
-                and (last.objective, last.rope_base) == (stage.objective, base)
                 and not last.objective.restarts
+                and (last.objective, *last.how) == (stage.objective, *how)
             ):
-                first = phases.pop().first
-            step += stage.steps
-            phases.append(Phase(stage.objective, first, step, base))
+                phases.pop()
+            else:
+                last = None
+            phase = Phase(stage.objective, last.first if last else step, step + stage.steps, *how)
+            step = phase.until
+            phases.append(phase)
         return tuple(phases)
 
     def phase_at(self, step: int) -> Phase:
@@ -299,9 +566,19 @@ class Pretrain:
         return self.start if isinstance(self.start, Pretrain) else None
 
     @property
+    def sources(self) -> tuple[Kept, ...]:
+        """The checkpoints that it starts from, the one with the most steps first; none if it starts from a model."""
+        if isinstance(self.start, Merge):
+            return self.start.by_steps
+        return (Kept(self.start, self.start.steps),) if isinstance(self.start, Pretrain) else ()
+
+    @property
     def lineage(self) -> tuple[Pretrain, ...]:
-        """The runs that this one continues, oldest first, and itself."""
-        return (*self.parent.lineage, self) if self.parent else (self,)
+        """The runs that this one continues, oldest first, and itself. Of a merge, first those of its longest part."""
+        if isinstance(self.start, Merge):  # by id, since hashing a run is slow
+            before = {id(run): run for part in self.start.by_steps for run in part.run.lineage}
+            return (*before.values(), self)
+        return (*self.start.lineage, self) if isinstance(self.start, Pretrain) else (self,)
 
     @property
     def root(self) -> Pretrain:
@@ -310,23 +587,29 @@ class Pretrain:
 
     @property
     def origin_step(self) -> int:
-        """The number of steps taken by the runs that this one continues."""
-        return sum(run.steps for run in self.lineage[:-1])
+        """The number of steps taken by the runs that this one continues; of a merge, those of its longest part."""
+        if self.parent:
+            return self.parent.origin_step + self.parent.steps
+        return self.start.by_steps[0].total_steps if isinstance(self.start, Merge) else 0
 
     @property
     def origin_sample(self) -> int:
         """The sample index at which this run's data begins: the number of rows the earlier runs have read."""
-        if self.parent is None or self.data == "restart":
+        if self.data == "restart":
             return 0
-        return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
+        if self.parent:
+            return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
+        return max((part.samples for part in self.sources), default=0)
 
     @property
     def initial_rope_base(self) -> float:
         """The base of the rotary position embedding that this run starts with; 0: the model's own."""
-        return self.parent.rope_base_after(self.parent.steps) if self.parent else 0.0
+        if self.parent:
+            return self.parent.rope_base_after(self.parent.steps)
+        return self.start.by_steps[0].rope_base if isinstance(self.start, Merge) else 0.0
 
     @property
     def changes_heldout(self) -> bool:
         """Whether its held-out losses are on other text or packing than those of the run it continues."""
         fields = attrgetter("corpus", "packing", "heldout_tokens")
-        return self.parent is not None and fields(self) != fields(self.parent)
+        return any(fields(self) != fields(part.run) for part in self.sources[:1])

@@ -337,7 +337,7 @@ def pack(
     space.
     """
     packed = PackSummary(plan.study.name)
-    path_jobs = {job.key for key in results or () for job in plan.path(key)}
+    path_jobs = plan.needed_for(results or ())
     jobs = [key for key in plan.jobs if results is None or key in path_jobs]
     entries = [
         ArchiveEntry.of(PLAN_ENTRY, as_json(plan.to_json())),

@@ -116,6 +116,8 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
 
 def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     """Return the model FLOPs of one training job."""
+    if job.merge:
+        return 0.0
     share = job.run.labelled_share(job.first, job.step)
     return job.tokens * flops_per_token(shape, job.run.packing, causal=job.objective.causal, labelled=share)
 

@@ -220,7 +220,14 @@ def _tree(plan: Plan, done: Collection[str]) -> list[str]:
     def row(text: str, job: TrainingJob) -> _Row:
         first, until = job.span
         mark = "✓" if job.key in done else ""
-        return text, steps(first), steps(until), job.key[:KEY_DIGITS], mark, ", ".join(job.results)
+        return (
+            text,
+            "" if job.merge else steps(first),
+            steps(until),
+            job.key[:KEY_DIGITS],
+            mark,
+            ", ".join(job.results),
+        )
 
     titles = _titles(list(plan.roots.values()), trained=set(below))
     rows: list[_Row] = []
@@ -236,7 +243,7 @@ def _branches(below: dict[str, list[TrainingJob]], root: str) -> Iterator[tuple[
     while waiting:
         parent, job, prefix = waiting.pop()
         last = job is below[parent][-1]
-        base = job.run.phase_at(job.first).rope_base
+        base = 0.0 if job.merge else job.run.phase_at(job.first).rope_base
         rope = f", rope {base:g}" if base else ""
         branch = "└─ " if last else "├─ "
         yield prefix + branch + job.objective.label + rope + (" ↘" if job.decaying else ""), job
@@ -327,7 +334,7 @@ def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) 
     tuned = ledger.count(plan, store, results)
     left = plan.left(ledger.done_keys(plan, store))
     if results is not None:
-        wanted = {job.key for key in results for job in plan.path(key)}
+        wanted = plan.needed_for(results)
         left = [key for key in left if key in wanted]
     return bool(left) or tuned.done < tuned.of
 

@@ -79,7 +79,7 @@ def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
         elif error := store.fault(store.checkpoints / key) or failed.get(key, {}).get("error", ""):
             entries[key] = JobStatus(job, "failed", error=error)
         else:
-            entries[key] = JobStatus(job, "ready" if job.parent is None or job.parent in done else "waiting")
+            entries[key] = JobStatus(job, "ready" if done.issuperset(job.needs) else "waiting")
     return entries
 
 

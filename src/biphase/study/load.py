@@ -33,7 +33,7 @@ from biphase.metadata import read_checkpoint_file
 from biphase.presets import CORPORA, LLAMA3
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
-from biphase.specs import BPE, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
+from biphase.specs import BPE, Corpus, Hub, Merge, Pretrain, Pretrained, Stage, Study
 from biphase.store import Store, read_checked, write_json
 
 PINS = "pins.json"
@@ -226,7 +226,7 @@ def _run_up_to(key: str, store: Store) -> Pretrain:
         if left:
             stages.append(replace(stage, steps=min(stage.steps, left)))
             left -= stages[-1].steps
-    schedule = WSD(run.schedule.peak, int(run.schedule.warmup), 0)
+    schedule = replace(run.schedule, decay=0)
     return replace(run, name=f"{run.name}-{step}", stages=tuple(stages), schedule=schedule, keep=())
 
 
@@ -249,6 +249,9 @@ def pinned(study: Study, store: Store, *, ask: bool) -> Study:
         start = run.start
         if isinstance(start, Pretrain):
             start = of_run(start)
+        elif isinstance(start, Merge):
+            parts = tuple(replace(part, run=of_run(part.run)) for part in start.parts)
+            start = start if parts == start.parts else replace(start, parts=parts)
         elif isinstance(start, Hub) and not start.local and not start.revision:
             if ask and start.source not in known:
                 known[start.source] = commit_of(start.source, store)
@@ -296,7 +299,7 @@ def pins_of(study: Study, store: Store) -> dict[str, str]:
 
 def hubs_of(study: Study) -> set[Hub]:
     """Return the models, on the hub or in local folders, that a study's runs start from."""
-    starts = {run.root.start for run in study.runs}
+    starts = {ancestor.start for run in study.runs for ancestor in run.lineage}
     return {start for start in starts if isinstance(start, Hub)}
 
 

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from biphase.errors import SpecError, nearest
 from biphase.protocol import GIB, RECOMPUTE_TOKENS, micro_rows, rows_per_slice, supported_head_width
-from biphase.specs import Hub, Pretrain, Size
+from biphase.specs import Size
 from biphase.store import Store
 from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of
 from biphase.study.devices import PLANNED_DEVICE, Speeds, at_hand, device_named
@@ -233,6 +233,8 @@ class ManyGpus:
         groups: dict[Any, list[TrainingJob]] = {}
         for job in plan.jobs.values():
             run = job.run
+            if job.merge:
+                continue
             groups.setdefault((job.root, run.precision, run.batch_tokens, run.packing), []).append(job)
         self.models: list[Scaled] = []
         for jobs in groups.values():
@@ -339,7 +341,7 @@ def gpus_at_hand() -> str:
     return here if here in INTERCONNECTS else PLANNED_DEVICE
 
 
-def has_own_kernels(start: Size | Hub | Pretrain) -> bool:
+def has_own_kernels(start: object) -> bool:
     """Whether own kernels support a model; as `fast.trunk.refusal`, as far as known without the model."""
     return isinstance(start, Size) and supported_head_width(start.hidden // start.heads)
 

@@ -7,7 +7,7 @@ of what the study refers to: corpora, hub models and tasks.
     └─ training job ──► checkpoint ── training job ──► checkpoint
 
 A checkpoint is needed at the end of a run, at its `keep` steps, where the objective changes and where the decay
-starts. Two runs can diverge only at one of these steps, so every branch point is among them. A run passes through
+starts, and where another run takes it over or averages it. Two runs can diverge only at one of these steps, so every branch point is among them. A run passes through
 each needed checkpoint whose key equals its own key at that step; so a shared trunk is split where another run
 leaves it, while no key depends on where the splits are. One training job therefore has one objective, and is either
 decaying or not.
@@ -34,7 +34,7 @@ from biphase.keys import Identities, Keyring
 from biphase.metadata import text, whole
 from biphase.presets import corpus_of
 from biphase.records import KEY_LENGTH, content_key, encode
-from biphase.specs import BPE, Corpus, Finetune, Hub, Objective, Pretrain, Study, Task
+from biphase.specs import BPE, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
 from biphase.store import CHECKSUM, Store, read_checked, with_checksum, write_json
 from biphase.study.load import hubs_of
 from biphase.tasks.files import task_key
@@ -170,6 +170,18 @@ class Root:
 
 
 @dataclass(frozen=True)
+class Averaging:
+    """Stands for the objective of a job that averages checkpoints."""
+
+    parts: int
+    causal: bool = False
+
+    @property
+    def label(self) -> str:
+        return f"merge of {self.parts}"
+
+
+@dataclass(frozen=True)
 class TrainingJob:
     """The training job that produces one needed checkpoint; `key` is the checkpoint's."""
 
@@ -180,6 +192,17 @@ class TrainingJob:
     parent: str | None  # key of the checkpoint it continues; None: the start itself
     root: str
     results: tuple[str, ...]
+    others: tuple[str, ...] = ()  # of a merge: keys of the other checkpoints that it averages
+
+    @property
+    def merge(self) -> bool:
+        """Whether it averages checkpoints instead of training; its parent is the one with the most steps."""
+        return self.step == 0
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The keys of the checkpoints that it begins with."""
+        return (*((self.parent,) if self.parent else ()), *self.others)
 
     @property
     def steps(self) -> int:
@@ -190,12 +213,12 @@ class TrainingJob:
         return self.steps * self.run.batch_tokens
 
     @property
-    def objective(self) -> Objective:
-        return self.run.phase_at(self.first).objective
+    def objective(self) -> Objective | Averaging:
+        return Averaging(len(self.run.sources)) if self.merge else self.run.phase_at(self.first).objective
 
     @property
     def decaying(self) -> bool:
-        return self.first >= self.run.decay_start
+        return not self.merge and self.first >= self.run.decay_start
 
     @property
     def span(self) -> tuple[int, int]:
@@ -243,16 +266,26 @@ class Plan:
         needed, because they are in `unscored` or a job that is left continues them.
         """
         left: set[str] = set()
-        continued: set[str | None] = set()
+        continued: set[str] = set()
         for key, job in reversed(self.jobs.items()):  # children come before their parents
             needed = key in continued or key in unscored or (job.results and key not in metadata_only)
             if key not in done and needed:
                 left.add(key)
-                continued.add(job.parent)
+                continued.update(job.needs)
         return [key for key in self.jobs if key in left]
 
+    def needed_for(self, keys: Iterable[str]) -> set[str]:
+        """Return the keys of all training jobs that these checkpoints need, with their own."""
+        needed, waiting = set(), [key for key in keys if key in self.jobs]
+        while waiting:
+            key = waiting.pop()
+            if key not in needed:
+                needed.add(key)
+                waiting.extend(self.jobs[key].needs)
+        return needed
+
     def path(self, key: str) -> tuple[TrainingJob, ...]:
-        """Return the training jobs from the root to this checkpoint, in order."""
+        """Return the training jobs from the root to this checkpoint, in order; of a merge, its longest part's."""
         jobs: list[TrainingJob] = []
         at: str | None = key
         while at in self.jobs:
@@ -265,6 +298,7 @@ class Plan:
             {
                 "key": job.key,
                 "parent": job.parent,
+                **({"others": list(job.others)} if job.others else {}),
                 "root": job.root,
                 "steps": list(job.span),
                 "objective": job.objective.label,
@@ -301,6 +335,10 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
         for step in _own_cuts(run, with_keep=run in listed):
             cuts.setdefault(keyring.at(run, 0), set()).add(step)
             needed.add(keyring.at(run, step))
+        for part in run.sources:
+            if part.step:
+                cuts.setdefault(keyring.at(part.run, 0), set()).add(part.step)
+                needed.add(keyring.at(part.run, part.step))
 
     names: dict[str, list[str]] = {}
     results: dict[str, str] = {}
@@ -313,7 +351,11 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     jobs: dict[str, TrainingJob] = {}
     for run in everyone:
         parent, root = None, keyring.at(run, 0)
-        if isinstance(run.start, Pretrain):
+        if isinstance(run.start, Merge):
+            if root not in jobs:
+                jobs[root] = _merge_job(run, root, keyring, jobs, tuple(names.get(root, ())))
+            parent, root = root, jobs[root].root
+        elif isinstance(run.start, Pretrain):
             parent, root = root, jobs[root].root
         elif root not in roots:
             roots[root] = Root(root, run, tuple(names.get(root, ())))
@@ -327,7 +369,21 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
 
     written = sum(run.steps for run in everyone)
     tasks = _task_keys(study.finetune, identities) if study.finetune else {}
-    return Plan(study, question, roots, dict(_depth_first(roots, jobs)), results, written, tasks)
+    plan = Plan(study, question, roots, dict(_depth_first(roots, jobs)), results, written, tasks)
+    needed = plan.needed_for(
+        results.values()
+    )  # not the end of a run of which a merge takes earlier steps only
+    return replace(plan, jobs={key: job for key, job in plan.jobs.items() if key in needed})
+
+
+def _merge_job(
+    run: Pretrain, key: str, keyring: Keyring, jobs: dict[str, TrainingJob], results: tuple[str, ...]
+) -> TrainingJob:
+    first, *others = (keyring.at(part.run, part.step) for part in run.sources)
+    trained = tuple(other for other in others if other in jobs)
+    if first in jobs:
+        return TrainingJob(key, run, 0, 0, first, jobs[first].root, results, trained)
+    return TrainingJob(key, run, 0, 0, None, first, results, trained)
 
 
 def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
@@ -348,9 +404,13 @@ def resolve(study: Study) -> Study:
 
     @cache
     def resolved(run: Pretrain) -> Pretrain:
-        start = resolved(run.start) if isinstance(run.start, Pretrain) else run.start
+        start = run.start
+        if isinstance(start, Pretrain):
+            start = resolved(start)
+        elif isinstance(start, Merge):
+            start = replace(start, parts=tuple(replace(part, run=resolved(part.run)) for part in start.parts))
         run = replace(run, start=start, corpus=corpus_of(run) if run.corpus else "")
-        if run.stages:
+        if run.stages or run.sources:
             _check_tokenizer(run)
         return run
 
@@ -365,16 +425,17 @@ def _check_tokenizer(run: Pretrain) -> None:
             f"Pretrain {run.name!r}: {run.start.source} has a vocabulary of its own, and its corpus one trained on "
             f"the text; say Corpus(…, tokenizer=Pretrained({run.start.source!r}, revision=…))"
         )
-    if isinstance(run.start, Pretrain) and corpus_of(run.start).tokenizer != tokenizer:
-        raise SpecError(
-            f"Pretrain {run.name!r}: its corpus is read by another tokenizer than that of {run.start.name!r}, which it "
-            "goes on from; give both corpora the same tokenizer"
-        )
-    if isinstance(run.start, Pretrain) and isinstance(tokenizer, BPE) and run.corpus != run.start.corpus:
-        raise SpecError(
-            f"Pretrain {run.name!r}: a BPE is trained on each corpus anew, so its ids would mean other words than in "
-            f"{run.start.name!r}; give both corpora one tokenizer: Pretrained('./folder')"
-        )
+    for before in (part.run for part in run.sources):
+        if corpus_of(before).tokenizer != tokenizer:
+            raise SpecError(
+                f"Pretrain {run.name!r}: its corpus is read by another tokenizer than that of {before.name!r}, which it "
+                "goes on from; give both corpora the same tokenizer"
+            )
+        if isinstance(tokenizer, BPE) and run.corpus != before.corpus:
+            raise SpecError(
+                f"Pretrain {run.name!r}: a BPE is trained on each corpus anew, so its ids would mean other words than in "
+                f"{before.name!r}; give both corpora one tokenizer: Pretrained('./folder')"
+            )
 
 
 def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
@@ -388,8 +449,17 @@ def _own_cuts(run: Pretrain, *, with_keep: bool) -> set[int]:
 def _depth_first(roots: dict[str, Root], jobs: dict[str, TrainingJob]) -> Iterator[tuple[str, TrainingJob]]:
     below = children_of(jobs.values())
     waiting = [job for root in reversed(roots) for job in reversed(below.get(root, []))]
-    while waiting:
-        job = waiting.pop()
+    postponed: list[TrainingJob] = []  # merges of checkpoints that come later
+    yielded: set[str] = set()
+    while waiting or postponed:
+        ready = next((job for job in postponed if yielded.issuperset(job.others)), None)
+        if ready:
+            postponed.remove(ready)
+        job = ready or waiting.pop()
+        if not yielded.issuperset(job.others):
+            postponed.append(job)
+            continue
+        yielded.add(job.key)
         yield job.key, job
         waiting.extend(reversed(below.get(job.key, [])))
 

@@ -254,13 +254,15 @@ class _Pricing:
 
     def job(self, job: TrainingJob) -> float | None:
         run = job.run
+        if job.merge:
+            return 0.0
         shape, speeds = self._shape(run), self._speeds(run.precision, "pretraining")
         if shape is None or speeds is None:
             return None
         self.used[run.precision] = None
         if not isinstance(run.root.start, Size):
             self._note("models from elsewhere are priced as if they were of the shape that was measured")
-        if run.adapter or run.freeze != "nothing":
+        if run.adapter or run.freeze != "nothing" or run.phase_at(job.first).freeze:
             self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
         share, causal = run.labelled_share(job.first, job.step), job.objective.causal
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
@@ -281,7 +283,7 @@ class _Pricing:
                 causal=objective.causal,
                 labelled=objective.labelled_share(run.packing, job.first - began, job.step - began),
             )
-            for objective in heldout_objectives(job.objective)
+            for objective in heldout_objectives(run.phase_at(job.first).objective)
         )
 
     def tuning(

@@ -57,6 +57,7 @@ from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.distributed import Ranks, poor_precision
+from biphase.training.merge import publish_merge
 from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
 
@@ -156,8 +157,7 @@ class Worker:
         left = self._left(done)
         pending = [key for key in left if key in self.wanted and not self._blocked(key)]
         for key in pending:
-            parent = self.plan.jobs[key].parent
-            if parent is not None and parent not in done:
+            if not done.issuperset(self.plan.jobs[key].needs):
                 continue
             lease = self.leases.take(key)
             if lease is None:
@@ -231,7 +231,7 @@ class Worker:
 
     def _blocked(self, key: str) -> bool:
         """Whether this job, or one that it depends on, failed in this worker."""
-        return any(job.key in self.outcome.failed for job in self.plan.path(key))
+        return not self.plan.needed_for((key,)).isdisjoint(self.outcome.failed)
 
     def _tune(self, chosen: list[FineTuning], leases: list[Lease]) -> None:
         """Run this process's share of the chosen fine-tunings, if there is one for it."""
@@ -325,6 +325,9 @@ class Worker:
                 refuse_unfit(job.run)  # fail before hours of tokenizing
             shards = self.shards.together(job.run)
             self.live(f"{title}   reading the model")
+            if job.merge:
+                self._merge(job, shards, title)
+                return
             pretraining = Pretraining(
                 job.run,
                 job.step,
@@ -372,6 +375,18 @@ class Worker:
                 ledger.live_file(self.plan, self.store, job.key).unlink(missing_ok=True)
                 seconds = pretraining.progress.seconds - trained, time.monotonic() - began
                 self.say(f"  {title}  {job.key[:6]}  {_summary(pretraining, *seconds)}")
+
+    def _merge(self, job: TrainingJob, shards: Shards, title: str) -> None:
+        if self.ranks.first:
+            publish_merge(
+                job.run, store=self.store, shards=shards, identities=self.identities, ranks=self.ranks
+            )
+        self.ranks.wait()
+        self.outcome.computed += 1
+        if self.ranks.first:
+            self.live("")
+            ledger.forget_failure(self.plan, self.store, job.key)
+            self.say(f"  {title}  {job.key[:6]}")
 
     def _failed(self, key: str, title: str, error: Exception, more: str = "") -> None:
         self.outcome.failed[key] = one_line(error)

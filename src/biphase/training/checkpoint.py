@@ -1,7 +1,7 @@
 """Checkpoints: loading, finding, pruning, and writing them in the background while training continues.
 
     model.safetensors       fp32 weights, under transformers' names
-    optimizer.safetensors   AdamW's optimizer state, under the same names
+    optimizer.safetensors   the optimizer's state, under the same names
     checkpoint.json         run, step, cost so far, machine
     metrics.jsonl           losses of every step since the beginning of the first run
 
@@ -93,7 +93,7 @@ def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
 
 
 def load_optimizer_state(
-    store: Store, key: str, rows: dict[str, RowRange], optimizer: torch.optim.AdamW
+    store: Store, key: str, rows: dict[str, RowRange], optimizer: adam.AnyOptimizer
 ) -> None:
     """Load a checkpoint's optimizer state into `optimizer`, whose parameters are the given rows of the model's."""
     folder = store.checkpoints / key
@@ -148,10 +148,10 @@ def saved_on_path(run: Pretrain, until: int, store: Store, identities: Identitie
 def nearest(run: Pretrain, step: int, store: Store, identities: Identities) -> tuple[int, str] | None:
     """Return the latest saved checkpoint of the run at or before `step`, as (step, key).
 
-    Step 0 is the end of the run that this one continues.
+    Step 0 is the end of the run that this one continues, or the merge that it starts from.
     """
     latest = next(iter(saved_on_path(run, step, store, identities).items()), None)
-    if latest or run.parent is None:
+    if latest or not run.sources:
         return latest
     start = checkpoint_key(run, 0, identities)
     return (0, start) if store.has(store.checkpoints / start) else None

@@ -45,9 +45,9 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from biphase.errors import ModelError, TrainingError
 from biphase.models.backbone import LanguageModel, freeze_embeddings, stack_of
-from biphase.specs import Pretrain
+from biphase.specs import Muon, Pretrain
 from biphase.training import optimizer
-from biphase.training.optimizer import gradient_norm
+from biphase.training.optimizer import AnyOptimizer, gradient_norm
 from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.tensors import RowRange
 from biphase.version import code_version
@@ -278,11 +278,12 @@ class Replicated:
     def total(self, loss: Tensor) -> Tensor:
         if self.ranks.world == 1:
             return loss
-        present = [parameter.grad is not None for parameter in self.parameters]
-        for parameter in self.parameters:
+        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
+        present = [parameter.grad is not None for parameter in trained]
+        for parameter in trained:
             if parameter.grad is None:  # it may have a gradient in another process
                 parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(self.parameters):
+        for bucket in _buckets(trained):
             gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
             flat = torch.cat([gradient.flatten() for gradient in gradients])
             dist.all_reduce(flat)
@@ -293,7 +294,7 @@ class Replicated:
         if not all(present):
             # A parameter without a gradient in any process gets none, as with one process: a zero gradient would apply
             # weight decay. This is the only place where the host waits for the device.
-            for parameter, count in zip(self.parameters, summed[1:].tolist(), strict=True):
+            for parameter, count in zip(trained, summed[1:].tolist(), strict=True):
                 if not count:
                     parameter.grad = None
         return summed[0]
@@ -381,7 +382,8 @@ class Sharded:
             if part.rows.numel():
                 if part.sharded.to_local().data_ptr() != part.rows.data_ptr():
                     raise TrainingError(f"{part.name}: FSDP has moved its weights; type --shard none")
-                part.rows.grad = part.sharded.grad.to_local()
+                if part.rows.requires_grad:  # FSDP computes gradients of frozen weights too
+                    part.rows.grad = part.sharded.grad.to_local()
             part.sharded.grad = None
         loss = loss.clone()
         dist.all_reduce(loss)
@@ -461,10 +463,15 @@ class Placed:
     """A model's optimizer and parameters after it was brought to its device."""
 
     path: str  # "fused", "compiled" or "plain"
-    optimizer: torch.optim.AdamW
+    optimizer: AnyOptimizer
     sharded: Sharded | None
-    parameters: list[nn.Parameter]  # those of the optimizer: whole ones, or this process's rows
+    learned: dict[str, nn.Parameter]  # those of the optimizer by name: whole ones, or this process's rows
     rows: dict[str, RowRange]  # this process's rows of every parameter by name, including frozen ones
+
+
+def layer_decays(run: Pretrain) -> tuple[float, ...]:
+    """Return the layer decays of stages that have one of their own."""
+    return tuple(phase.layer_decay for phase in run.phases if phase.layer_decay)
 
 
 def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOptions) -> Placed:
@@ -472,7 +479,12 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
     if run.freeze == "embeddings":
         freeze_embeddings(model)
     model.train()
+    decays = layer_decays(run)
     if options.sharding.kind != "none" and ranks.world > 1:
+        if isinstance(run.optimizer, Muon):
+            raise TrainingError(
+                f"{run.name}: Muon needs whole matrices, not the rows of --shard; type --shard none"
+            )
         # Prepared on the host, compiled block by block: each block moves to the device when it is sharded, and only its
         # rows stay there.
         path = model.prepare(
@@ -480,12 +492,13 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
         )
         sharded = shard(model, options.sharding, ranks, run.precision)
         learned = sharded.learned()
-        adam = optimizer.build(model, run.optimizer, learned)
-        return Placed(path, adam, sharded, list(learned.values()), sharded.rows())
+        adam = optimizer.build(model, run.optimizer, learned, layer_decays=decays)
+        return Placed(path, adam, sharded, learned, sharded.rows())
     path = model.to(ranks.device).prepare(
         ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute
     )
     # Including frozen ones: a run that continues this one may train them again with their optimizer state.
     rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
-    learned = [weight for weight in model.model.parameters() if weight.requires_grad]
-    return Placed(path, optimizer.build(model, run.optimizer), None, learned, rows)
+    learned = optimizer.trainable(model)
+    adam = optimizer.build(model, run.optimizer, learned, layer_decays=decays)
+    return Placed(path, adam, None, learned, rows)

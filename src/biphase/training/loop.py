@@ -20,7 +20,7 @@ from torch import Tensor
 
 from biphase.models.backbone import LanguageModel
 from biphase.training.distributed import Gradients, Ranks
-from biphase.training.optimizer import make_capturable, update
+from biphase.training.optimizer import AnyOptimizer, make_capturable, update
 
 
 class MicroBatch(Protocol):
@@ -114,7 +114,7 @@ Step = Callable[
 class PlainStep(Generic[Micro]):
     """An optimizer step that launches its kernels one by one, with what all steps of a training share."""
 
-    optimizer: torch.optim.AdamW
+    optimizer: AnyOptimizer
     loss_sum: Callable[[Micro], Tensor]  # the summed loss of a micro-batch
     clip: float
     gradients: Gradients
@@ -124,7 +124,7 @@ class PlainStep(Generic[Micro]):
     def __call__(
         self, micro: list[Micro], labels: int | Tensor, rate: float | Tensor, *, idle: bool = False
     ) -> StepResult:
-        """Compute gradients and their norm, clip, and update by AdamW; with `idle`, do all this but change nothing."""
+        """Compute gradients and their norm, clip, and update; with `idle`, do all this but change nothing."""
         if not isinstance(labels, Tensor):
             labels = max(labels, 1)
         device = self.gradients.ranks.device
@@ -174,7 +174,8 @@ class CapturedStep:
 class Graphs(Generic[Micro]):
     """The captured steps of one model and optimizer, by the keys of their micro-batches."""
 
-    def __init__(self, optimizer: torch.optim.AdamW, device: torch.device) -> None:
+    def __init__(self, optimizer: AnyOptimizer, device: torch.device) -> None:
+        assert isinstance(optimizer, torch.optim.AdamW), "a step of Muon waits for the host"
         make_capturable(optimizer, device)
         self.device = device
         self.captured: dict[Hashable, CapturedStep] = {}

@@ -1,7 +1,7 @@
-"""AdamW, with a step that is skipped on the device if its loss or gradient is nonfinite.
+"""AdamW, and Muon beside it, with a step that is skipped if its loss or gradient is nonfinite.
 
 `linear_rate` is the schedule of fine-tuning; that of pretraining is `Pretrain.learning_rate`. `build` makes the
-optimizer, `update` takes one step with our fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state`
+optimizer, `begin_phase` says what it trains from now on, `update` takes one step with our fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state`
 convert its state for checkpoints.
 """
 
@@ -16,10 +16,13 @@ import torch
 from torch import Tensor, nn
 
 from biphase import fast
-from biphase.models.backbone import stack_of
-from biphase.specs import AdamW
+from biphase.errors import ModelError
+from biphase.models.backbone import LanguageModel, stack_of
+from biphase.specs import AdamW, Muon
+from biphase.specs.training import layers_of
 
 STATE = ("step", "exp_avg", "exp_avg_sq")  # AdamW's state of each parameter
+MUON_STATE = ("momentum_buffer",)
 
 
 def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
@@ -37,41 +40,131 @@ def linear_rate(step: int, steps: int, *, peak: float, warmup: float) -> float:
 
 
 def build(
-    model: nn.Module, spec: AdamW, parameters: dict[str, nn.Parameter] | None = None
-) -> torch.optim.AdamW:
-    """Build AdamW with weight decay on every parameter.
+    model: nn.Module,
+    spec: AdamW | Muon,
+    parameters: dict[str, nn.Parameter] | None = None,
+    *,
+    layer_decays: tuple[float, ...] = (),
+) -> AnyOptimizer:
+    """Build AdamW with weight decay on every parameter, or Muon beside it for the matrices of the layers.
 
-    It is torch's fused AdamW, which can skip a step by a flag on the device. `parameters` gives this process's rows by
-    parameter name if the model is sharded.
+    AdamW is torch's fused one, which can skip a step by a flag on the device. `parameters` gives this process's rows by
+    parameter name if the model is sharded. `layer_decays` are those that `begin_phase` will set.
     """
     if parameters is None:
-        parameters = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
-    groups = by_depth(model, parameters, spec.layer_decay)
-    return torch.optim.AdamW(
-        groups, lr=0.0, betas=spec.betas, eps=spec.eps, weight_decay=spec.weight_decay, fused=True
-    )
+        parameters = trainable(model)
+    apart = any(decay != 1 for decay in layer_decays)
+    matrices = _matrices_of_layers(model, parameters) if isinstance(spec, Muon) else {}
+    rest = {name: weight for name, weight in parameters.items() if name not in matrices}
+    adam = spec.adamw if isinstance(spec, Muon) else spec
+    adamw = torch.optim.AdamW(
+        by_depth(model, rest, spec.layer_decay, apart=apart),
+        lr=0.0, betas=adam.betas, eps=adam.eps, weight_decay=adam.weight_decay, fused=True,
+    )  # fmt: skip
+    if not isinstance(spec, Muon):
+        return adamw
+    muon = torch.optim.Muon(
+        by_depth(model, matrices, spec.layer_decay, apart=apart),
+        lr=0.0, weight_decay=spec.weight_decay, momentum=spec.momentum, nesterov=spec.nesterov,
+        ns_steps=spec.newton_schulz_steps, adjust_lr_fn=spec.adjust,
+    )  # fmt: skip
+    return MuonWithAdamW(muon, adamw)
+
+
+def _matrices_of_layers(model: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, nn.Parameter]:
+    """Return the 2-D weights inside the layers, without embeddings."""
+    stack, _ = stack_of(model)
+    tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
+    return {
+        name: weight
+        for name, weight in parameters.items()
+        if weight.ndim == 2 and _layer(name, stack) is not None and id(weight) not in tables
+    }
+
+
+class MuonWithAdamW:
+    """Muon and AdamW as one optimizer: their groups one after the other, and one state by parameter."""
+
+    def __init__(self, muon: torch.optim.Muon, adamw: torch.optim.AdamW) -> None:
+        self.muon, self.adamw = muon, adamw
+        muon.state = self.state = adamw.state
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [*self.adamw.param_groups, *self.muon.param_groups]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in (self.adamw, self.muon):
+            optimizer.zero_grad(set_to_none)
+
+
+AnyOptimizer = torch.optim.AdamW | MuonWithAdamW
+
+
+def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters of a whole model that are trained, by name."""
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def by_depth(
-    model: nn.Module, parameters: dict[str, nn.Parameter], layer_decay: float
+    model: nn.Module, parameters: dict[str, nn.Parameter], layer_decay: float, *, apart: bool = False
 ) -> list[dict[str, Any]]:
     """Group parameters by depth, each group with its share of the learning rate.
 
-    The share is 1 after the last layer, and is multiplied by `layer_decay` for each layer below it.
+    The share is 1 after the last layer, and is multiplied by `layer_decay` for each layer below it. `above` is the
+    number of these factors. `apart`: group by depth also if all shares are 1.
     """
-    if layer_decay == 1:
-        return [{"params": list(parameters.values()), "share": 1.0}]
+    if layer_decay == 1 and not apart:
+        return [{"params": list(parameters.values()), "share": 1.0, "above": 0}]
     stack, blocks = stack_of(model)
     layers, lowest = len(blocks), _below(model, stack)
     depths: dict[int, list[nn.Parameter]] = defaultdict(list)
     for name, parameter in parameters.items():
-        inside = name.startswith(f"{stack}.")
-        depth = int(name.removeprefix(f"{stack}.").split(".")[0]) + 1 if inside else layers + 1
-        depths[0 if name in lowest else depth].append(parameter)
+        layer = _layer(name, stack)
+        depths[0 if name in lowest else layers + 1 if layer is None else layer + 1].append(parameter)
     return [
-        {"params": group, "share": layer_decay ** (layers + 1 - depth)}
+        {"params": group, "share": layer_decay ** (layers + 1 - depth), "above": layers + 1 - depth}
         for depth, group in sorted(depths.items())
     ]
+
+
+def _layer(name: str, stack: str) -> int | None:
+    """Return the number of the layer that a parameter is in, from 0; None if it is in none."""
+    inside = name.startswith(f"{stack}.")
+    return int(name.removeprefix(f"{stack}.").split(".")[0]) if inside else None
+
+
+def begin_phase(
+    model: LanguageModel,
+    learned: Mapping[str, nn.Parameter],
+    optimizer: AnyOptimizer,
+    *,
+    freeze: tuple[str, ...],
+    layer_decay: float,
+) -> bool:
+    """Train all of `learned` but what `freeze` names, at the shares of `layer_decay`; return whether this is new.
+
+    A frozen weight gets no gradient, so that neither it nor its optimizer state changes.
+    """
+    stack, blocks = stack_of(model)
+    layers = layers_of(freeze, len(blocks))
+    embedding = {id(weight) for weight in model.model.get_input_embeddings().parameters()}
+    frozen = {
+        name
+        for name, weight in model.named_parameters()
+        if _layer(name, stack) in layers or ("embeddings" in freeze and id(weight) in embedding)
+    }
+    if learned and frozen >= learned.keys():
+        raise ModelError(f"Stage.freeze={freeze} leaves no weight to train; freeze fewer layers")
+    changed = False
+    for name, weight in learned.items():
+        changed |= weight.requires_grad == (name in frozen)
+        weight.requires_grad_(name not in frozen)
+    for group in optimizer.param_groups:
+        share = layer_decay ** group["above"]
+        changed |= share != group["share"]
+        group["share"] = share
+    return changed
 
 
 def _below(model: nn.Module, stack: str) -> set[str]:
@@ -93,7 +186,7 @@ def gradient_norm(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def update(
-    optimizer: torch.optim.AdamW,
+    optimizer: AnyOptimizer,
     *,
     rate: float | Tensor,
     nonfinite: Tensor,
@@ -113,6 +206,31 @@ def update(
             group["lr"].copy_(own)
         else:
             group["lr"].fill_(own)
+    if isinstance(optimizer, MuonWithAdamW):
+        return _update_both(optimizer, nonfinite, shrink, copies)
+    in_one_pass = _take_adamw(optimizer, nonfinite, shrink, copies)
+    optimizer.zero_grad(set_to_none=True)
+    return in_one_pass
+
+
+def _update_both(
+    optimizer: MuonWithAdamW, nonfinite: Tensor, shrink: Tensor | None, copies: dict[int, Tensor] | None
+) -> bool:
+    _take_adamw(optimizer.adamw, nonfinite, shrink, copies)
+    if not nonfinite.item():  # Muon has no flag on the device, so the host waits for it here
+        weights = [weight for group in optimizer.muon.param_groups for weight in group["params"]]
+        gradients = [weight.grad for weight in weights if weight.grad is not None]
+        if shrink is not None and gradients:
+            torch._foreach_div_(gradients, shrink)
+        optimizer.muon.step()
+    optimizer.zero_grad(set_to_none=True)
+    return False  # Muon does not refresh copies
+
+
+def _take_adamw(
+    optimizer: torch.optim.AdamW, nonfinite: Tensor, shrink: Tensor | None, copies: dict[int, Tensor] | None
+) -> bool:
+    """Take AdamW's step with our kernel or torch's; return whether ours has refreshed the copies."""
     in_one_pass = _suits_one_pass(optimizer)
     if in_one_pass:
         _in_one_pass(
@@ -124,7 +242,6 @@ def update(
         optimizer.grad_scale = shrink  # ty: ignore[missing-attribute]
         optimizer.step()
         optimizer.found_inf = optimizer.grad_scale = None  # ty: ignore[missing-attribute]
-    optimizer.zero_grad(set_to_none=True)
     return in_one_pass
 
 
@@ -198,7 +315,7 @@ def forget(optimizer: torch.optim.AdamW) -> None:
         torch._foreach_zero_([state[kind] for state in optimizer.state.values()])
 
 
-def optimizer_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.AdamW) -> dict[str, Tensor]:
+def optimizer_state(parameters: Mapping[str, Tensor], optimizer: AnyOptimizer) -> dict[str, Tensor]:
     """Return the optimizer state by kind and parameter name, e.g. `exp_avg.lm_head.weight`."""
     names = {id(parameter): name for name, parameter in parameters.items()}
     return {
@@ -210,12 +327,12 @@ def optimizer_state(parameters: Mapping[str, Tensor], optimizer: torch.optim.Ada
 
 def restore_optimizer_state(
     parameters: Mapping[str, Tensor],
-    optimizer: torch.optim.AdamW,
+    optimizer: AnyOptimizer,
     saved: Callable[[str, str], Tensor | None],
 ) -> None:
     """Restore what `optimizer_state` returned; `saved(kind, name)` gives each tensor, or None."""
     for name, parameter in parameters.items():
-        values = {kind: saved(kind, name) for kind in STATE}
+        values = {kind: saved(kind, name) for kind in (*STATE, *MUON_STATE)}
         state = {kind: value.to(parameter.device) for kind, value in values.items() if value is not None}
         if state:  # else the parameter never had a gradient
             optimizer.state[parameter] = state

@@ -52,12 +52,12 @@ from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import Hub, Objective, Pretrain, Pretrained, Size
+from biphase.specs import Hub, Muon, Objective, Phase, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
-from biphase.training.distributed import Placed, Ranks, Replicated, place
+from biphase.training.distributed import Placed, Ranks, Replicated, layer_decays, place
 from biphase.training.loop import (
     MOST_CAPTURED,
     Graphs,
@@ -68,6 +68,7 @@ from biphase.training.loop import (
     train,
     worth_capturing,
 )
+from biphase.training.optimizer import begin_phase
 from biphase.training.options import RuntimeOptions
 
 
@@ -108,7 +109,8 @@ def _from_hub(
     run: Pretrain, root: Pretrain, tokenizer: TokenizerInfo | None, *, probed: bool
 ) -> LanguageModel:
     assert isinstance(root.start, Hub)
-    stretched = bool(run.stages) and run.phases[0].rope_base > 0  # from the first step on
+    # From the first step on.
+    stretched = run.initial_rope_base > 0 or (bool(run.stages) and run.phases[0].rope_base > 0)
     model = from_hub(root.start, tokenizer, length=run.packing.length, stretched=stretched)
     if probed:
         probe(model, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
@@ -435,6 +437,7 @@ class Pretraining:
         self.stream = Stream.of(shards, run.packing, run.seed)
         self.heldout = heldout_stream(shards, run.packing)
         self.rope_base = 0.0  # 0: the model's own
+        self.phase: Phase | None = None  # the one that the model was last prepared for
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)
         self.loaded = False
@@ -483,9 +486,9 @@ class Pretraining:
         nearest = ranks.share(
             checkpoint.nearest(run, self.target, store, self.identities) if ranks.first else None
         )
-        if nearest is None and run.parent:
+        if nearest is None and run.sources:
             raise StoreError(
-                f"{run.name} goes on from {run.parent.name}, whose end is not in {store.checkpoints}; "
+                f"{run.name} goes on from {run.sources[0].run.name}, whose checkpoint is not in {store.checkpoints}; "
                 "run the study again to compute it"
             )
         self.from_hub = nearest is None and isinstance(run.root.start, Hub)
@@ -496,7 +499,7 @@ class Pretraining:
             self.placed = place(self.model, run, ranks, self.options)
             return []
         step, key = nearest
-        keeps = step > 0 or run.optimizer_state == "keep"
+        keeps = step > 0 or (run.parent is not None and run.optimizer_state == "keep")
         unchanged = live is not None and live.key == key and keeps
         try:
             if unchanged:
@@ -531,8 +534,10 @@ class Pretraining:
             isinstance(run.root.start, Hub) and bool(run.stages) and run.phases[0].rope_base > 0,
             run.adapter,
             run.freeze,
+            bool(layer_decays(run)),
             run.precision,
             run.optimizer,
+            run.z_loss,  # captured steps contain it
             self.identities.data(run),
         )
 
@@ -572,7 +577,7 @@ class Pretraining:
     def _capturable(self) -> bool:
         """Return whether to capture steps as CUDA graphs."""
         tokens = self.micro_rows * self.run.packing.length
-        alone = self.ranks.world == 1 and self.options.graphs
+        alone = self.ranks.world == 1 and self.options.graphs and not isinstance(self.run.optimizer, Muon)
         return alone and worth_capturing(self.model, self.ranks.device, tokens)
 
     def _set_rope_base(self, base: float) -> None:
@@ -583,9 +588,18 @@ class Pretraining:
                 self.graphs.captured.clear()  # they read the rotations of the former base
 
     def _begin_step(self, step: int) -> None:
-        """Set the rope base of step `step`'s phase; called before each step, changes it where a phase begins."""
-        if step < self.run.steps:
-            self._set_rope_base(self.run.phase_at(step).rope_base)
+        """Set what step `step`'s phase trains and its rope base; called before each step, acts where a phase begins."""
+        phase = self.run.phase_at(step) if step < self.run.steps else None
+        if phase is None or phase == self.phase:
+            return
+        self.phase, placed = phase, self.placed
+        self._set_rope_base(phase.rope_base)
+        layer_decay = phase.layer_decay or self.run.optimizer.layer_decay
+        new = begin_phase(
+            self.model, placed.learned, placed.optimizer, freeze=phase.freeze, layer_decay=layer_decay
+        )
+        if new and self.graphs:
+            self.graphs.captured.clear()  # they compute the gradients and rates of the former phase
 
     def _adopt_arithmetic(self) -> None:
         """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order."""
@@ -625,7 +639,7 @@ class Pretraining:
             placed.optimizer,
             self._loss_sum,
             self.run.optimizer.clip,
-            placed.sharded or Replicated(placed.parameters, self.ranks),
+            placed.sharded or Replicated([*placed.learned.values()], self.ranks),
             self._autocast,
             self.model,
         )
@@ -695,7 +709,8 @@ class Pretraining:
         # Seed dropout by the sample index, so that a resumed run drops the same units. The fused path has no dropout.
         if self.placed.path != "fused":
             distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
-        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
+        z_loss = self.run.z_loss if self.model.training else 0.0  # held-out losses are without it
+        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen), z_loss=z_loss)
 
     def _due(self) -> bool:
         """Return whether a checkpoint is due; called before each step."""

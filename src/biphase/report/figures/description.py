@@ -193,8 +193,8 @@ class Meaning:
 
 
 def role_of(recipe: Recipe) -> str:
-    """The role of a model, from the objectives of its whole path."""
-    return role_of_path(phase.objective for phase in recipe.spans)
+    """The role of a model, from the objectives of its whole path; a mean of models has none of theirs."""
+    return "other" if recipe.merged else role_of_path(phase.objective for phase in recipe.spans)
 
 
 def role_of_path(objectives: Iterable[Objective]) -> str:

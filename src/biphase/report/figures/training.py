@@ -104,7 +104,12 @@ def curve_parts(evidence: Evidence, *, live: bool) -> list[CurvePart]:
 
 def _parted(plan: Plan, points: Curve, own: list[TrainingJob]) -> list[CurvePart]:
     """Split a run's own training jobs where the sequence of objectives grows."""
-    roles = {job.key: role_of_path(before.objective for before in plan.path(job.key)) for job in own}
+    roles = {
+        job.key: role_of_path(
+            before.run.phase_at(before.first).objective for before in plan.path(job.key) if not before.merge
+        )
+        for job in own
+    }
     groups = [list(jobs) for _, jobs in groupby(own, key=lambda job: roles[job.key])]
     return [
         CurvePart(

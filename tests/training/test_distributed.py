@@ -32,12 +32,13 @@ from biphase.training.options import RuntimeOptions, Sharding
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 STUDY = """
-from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+from biphase import BPE, CLM, MLM, MNTP, WSD, Chunks, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform
 
+drawn = MNTP(Uniform(0.1, 0.9), weight="1/ratio")
 tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 study = Study("ranks", runs=(Pretrain(
     "two", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"),
-    stages=(Stage(CLM(), 25), Stage(MLM(0.4), 25)), packing=Chunks(32, shortest=4), batch_tokens=256,
+    stages=(Stage(CLM(), 17), Stage(Mix({{CLM(): 2, drawn: 1}}, weights={{CLM(): 2}}), 16), Stage(MLM(0.4), 17)), packing=Chunks(32, shortest=4), batch_tokens=256,
     schedule=WSD(peak=3e-3, warmup=5, decay=10), heldout_every=25, heldout_tokens=512,
 ),))
 """

@@ -431,6 +431,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         cap: float | None,
         slice_rows: int,
         head: Tensor,  # the weight in the matmul dtype, zero-padded beyond the vocabulary
+        weights: Tensor | None,  # (P,) of the labels
         needed: tuple[bool, bool, bool],  # gradients to compute: of hidden states, weight, bias
     ) -> Tensor:
         ops, vocab = fast.of(hidden.device), len(weight)
@@ -450,7 +451,11 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
                 slope = 1 - (logits / cap).square_() if any(needed) else None  # derivative of tanh
-            total += ops.softmax_error_(logits[:, :vocab], labels[rows]).sum()
+            losses = ops.softmax_error_(logits[:, :vocab], labels[rows])
+            if weights is not None:
+                losses = losses * weights[rows]
+                logits.mul_(weights[rows, None])
+            total += losses.sum()
             if any(needed):
                 error = (
                     logits if slope is None else logits.mul_(slope)
@@ -480,7 +485,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             None if grad is None else grad.mul_(scale).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*gradients, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None)
 
 
 def cross_entropy_sum(
@@ -492,10 +497,11 @@ def cross_entropy_sum(
     cap: float | None = None,
     slice_rows: int = 0,
     head: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
     """Return Σ −log p(label) over the rows of `hidden` (P, d), for a head `weight` (V, d) and its `bias` (V,).
 
-    Rows with a negative label are ignored. With `cap`, logits become cap·tanh(logits / cap). `head` is an existing
+    Rows with a negative label are ignored; `weights` (P,) multiply the losses of the others. With `cap`, logits become cap·tanh(logits / cap). `head` is an existing
     16-bit copy of the weight; without it the weight is cast here. Sums are in fp32 whatever dtype the matmuls use.
     """
     kind = hidden.device.type
@@ -508,7 +514,7 @@ def cross_entropy_sum(
             on and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)
         )
         copy = _padded(weight.detach(), dtype) if head is None else head
-        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, needed)
+        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, weights, needed)
 
 
 def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -400,9 +400,15 @@ class LanguageModel(nn.Module):
         return self.output.logits(hidden.flatten(0, 1)).view(*ids.shape, -1)
 
     def forward(
-        self, ids: Tensor, positions: Tensor, pattern: AttentionPattern, label_at: Tensor, labels: Tensor
+        self,
+        ids: Tensor,
+        positions: Tensor,
+        pattern: AttentionPattern,
+        label_at: Tensor,
+        labels: Tensor,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the sum of the losses at the labelled positions."""
+        """Return the sum of the losses at the labelled positions, each times its weight."""
         output, fused = self.output, self.encoder.fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
@@ -411,11 +417,17 @@ class LanguageModel(nn.Module):
         else:
             rows, head = fused(ids, positions, pattern, only=label_at), self.head_copy.whole
         return cross_entropy_sum(
-            output.rows(rows), output.weight, labels, bias=output.bias, cap=output.cap, head=head
+            output.rows(rows),
+            output.weight,
+            labels,
+            bias=output.bias,
+            cap=output.cap,
+            head=head,
+            weights=weights,
         )
 
     def loss_sum(self, batch: Batch, pattern: AttentionPattern) -> Tensor:
-        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels)
+        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels, batch.weights)
 
 
 # ---------------------------------------------------------------- construction

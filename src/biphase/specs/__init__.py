@@ -6,7 +6,7 @@ arXiv 2507.00994, so a study states only where it differs from that paper.
 """
 
 from biphase.specs.claims import Claim
-from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Objective
+from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Mix, Objective, RowObjective, Uniform
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Packing, Pretrained, Rows, Size
 from biphase.specs.study import Discard, Fewer, Finetune, Study
 from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
@@ -14,6 +14,7 @@ from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
 
 __all__ = [
     "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Chunks", "Claim", "Classify", "Corpus",
-    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Objective", "Packing", "Phase",
-    "Pretrain", "Pretrained", "Retrieve", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task",
+    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Mix", "Objective", "Packing",
+    "Phase", "Pretrain", "Pretrained", "Retrieve", "RowObjective", "Rows", "Size", "Splits", "Stage", "Study", "Tag",
+    "Task", "Uniform",
 ]  # fmt: skip

@@ -292,6 +292,11 @@ class Pretrain:
         phase = self.phase_at(first)
         return phase.objective.labelled_share(self.packing, first - phase.first, until - phase.first)
 
+    def causal_share(self, first: int, until: int) -> float:
+        """Return the share of rows with causal attention from step `first` to `until`, which are in one phase."""
+        phase = self.phase_at(first)
+        return phase.objective.causal_share(first - phase.first, until - phase.first)
+
     # ------------------------------------------------------------ the chain of runs that it continues
 
     @property

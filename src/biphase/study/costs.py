@@ -116,8 +116,8 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
 
 def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     """Return the model FLOPs of one training job."""
-    share = job.run.labelled_share(job.first, job.step)
-    return job.tokens * flops_per_token(shape, job.run.packing, causal=job.objective.causal, labelled=share)
+    share, causal = (part(job.first, job.step) for part in (job.run.labelled_share, job.run.causal_share))
+    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
 
 
 def flops_of(job: TrainingJob) -> float | None:
@@ -129,9 +129,9 @@ def flops_of(job: TrainingJob) -> float | None:
     return job_flops(job, shape) if shape else None
 
 
-def flops_per_token(shape: ModelShape, packing: Packing, *, causal: bool, labelled: float) -> float:
-    """Return the FLOPs to train on one token, forward and backward."""
-    attention = 4 * shape.layers * shape.width * packing.attended_length * (0.5 if causal else 1)
+def flops_per_token(shape: ModelShape, packing: Packing, *, causal: float, labelled: float) -> float:
+    """Return the FLOPs to train on one token, forward and backward; `causal` and `labelled` are shares."""
+    attention = 4 * shape.layers * shape.width * packing.attended_length * (1 - 0.5 * causal)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
 
 

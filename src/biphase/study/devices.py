@@ -94,7 +94,7 @@ class Speeds:
     form: int = FORM
 
     def step(
-        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
+        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: float, labelled: float
     ) -> float:
         """Return the seconds of one optimizer step of pretraining on `tokens` tokens."""
         micros = max(1, math.ceil(tokens / self.micro_tokens))
@@ -102,7 +102,7 @@ class Speeds:
         return _time(self.base, _with_update(work, shape, self.precision))
 
     def forward(
-        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
+        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: float, labelled: float
     ) -> float:
         """Return the seconds of a forward pass with loss: a third of training on the same tokens."""
         work = _training(shape, tokens, _reach(packing, causal), labelled=labelled, micros=0)
@@ -123,10 +123,10 @@ class Speeds:
 # ---------------------------------------------------------------- amounts of work
 
 
-def _reach(packing: Chunks | Rows, causal: bool) -> tuple[str, float]:
+def _reach(packing: Chunks | Rows, causal: float) -> tuple[str, float]:
     """Return which attention kernel is used, and over how many tokens each token attends."""
     whole = isinstance(packing, Rows) and not packing.document_mask
-    return "rows" if whole else "varlen", packing.attended_length * (CAUSAL if causal else 1)
+    return "rows" if whole else "varlen", packing.attended_length * (1 - causal * (1 - CAUSAL))
 
 
 def _training(

@@ -297,7 +297,8 @@ class ManyGpus:
 
         def computing(job: TrainingJob, rows: int) -> float:
             """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
-            tokens, causal, labelled = rows * length, job.objective.causal, load(job).labelled
+            tokens, labelled = rows * length, load(job).labelled
+            causal = job.run.causal_share(job.first, job.step)
             if speeds is not None:
                 return speeds.step(shape, run.packing, tokens, causal=causal, labelled=labelled)
             flops = flops_per_token(shape, run.packing, causal=causal, labelled=labelled) * tokens

@@ -253,7 +253,7 @@ class _Pricing:
             self._note("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing":
             self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
-        share, causal = run.labelled_share(job.first, job.step), job.objective.causal
+        share, causal = run.labelled_share(job.first, job.step), run.causal_share(job.first, job.step)
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
         return job.steps * step + self._heldout(job, shape, speeds)
 
@@ -270,7 +270,7 @@ class _Pricing:
                 causal=objective.causal,
                 labelled=objective.labelled_share(run.packing, job.first - began, job.step - began),
             )
-            for objective in heldout_objectives(job.objective)
+            for objective in heldout_objectives(*(part.objective for part in job.objective.parts_at(0)))
         )
 
     def tuning(

@@ -153,12 +153,18 @@ class Vocabulary:
     mask_id: int
     special: Tensor  # (size,) bool: never masked, never used as a random replacement
     ordinary: Tensor  # ids that may replace a masked token
+    continues: Tensor | None = (
+        None  # (size,) bool: continues a word; None: not known, so no words can be masked
+    )
 
     @classmethod
-    def of(cls, size: int, mask_id: int, special_ids: tuple[int, ...]) -> Vocabulary:
+    def of(
+        cls, size: int, mask_id: int, special_ids: tuple[int, ...], continues: Sequence[bool] | None = None
+    ) -> Vocabulary:
         special = torch.zeros(size, dtype=torch.bool)
         special[torch.tensor([*special_ids, mask_id])] = True
-        return cls(size, mask_id, special, (~special).nonzero().flatten())
+        table = None if continues is None else torch.tensor(continues) & ~special
+        return cls(size, mask_id, special, (~special).nonzero().flatten(), table)
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,8 @@ def apply(
             return ModelInputs(ids, _shifted(ids, segments), causal=True)
         case MLM() | MNTP():
             bits = hash32(seed, "mask", samples, ids.shape[1])
+            if objective.unit != "token":
+                bits = bits.gather(1, _unit_starts(objective, ids, segments, samples, seed, vocabulary))
             open_to_masks = ~vocabulary.special.to(ids.device)[ids]
             if objective.shifted:
                 open_to_masks[:, 0] = False
@@ -223,6 +231,31 @@ def _mask_bounds(objective: MLM, samples: Tensor, seed: int, step: int) -> Tenso
     constant = objective.ratio_at(step)
     assert constant is not None
     return torch.full_like(samples, threshold(constant))
+
+
+def _unit_starts(
+    objective: MLM,
+    ids: Tensor,
+    segments: Tensor | None,
+    samples: Tensor,
+    seed: int,
+    vocabulary: Vocabulary,
+) -> Tensor:
+    """Return the position at which the word or span of each token begins; none reaches over a segment's end. (B, T)
+
+    The hash at that position decides for the whole unit, so that each token is masked with the probability of one.
+    """
+    if objective.unit == "word":
+        assert vocabulary.continues is not None, "made with the table of words"
+        starts = ~vocabulary.continues[ids]
+        starts[:, 1:] |= vocabulary.special[ids[:, :-1]]
+    else:  # geometric lengths: a new span begins at each token with the same probability
+        starts = hash32(seed, "span", samples, ids.shape[1]) < threshold(1 / objective.mean_span)
+    starts[:, 0] = True
+    if segments is not None:
+        starts[:, 1:] |= segments[:, 1:] != segments[:, :-1]
+    positions = torch.arange(ids.shape[1]).expand_as(ids)
+    return positions.masked_fill(~starts, 0).cummax(1).values
 
 
 def _shifted(labels: Tensor, segments: Tensor | None) -> Tensor:

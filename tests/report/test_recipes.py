@@ -16,10 +16,12 @@ from biphase import (
     Cosine,
     Hub,
     Linear,
+    Mix,
     Pretrain,
     Pretrained,
     Rows,
     Stage,
+    Uniform,
 )
 from biphase.report.recipes import models, recipe_of
 
@@ -81,6 +83,11 @@ def test_every_model_of_the_paper_is_what_its_name_says(plan_of):
         ((Stage(CLM(), 10), Stage(MLM(Cosine(0.4, 0.2, 5)), 10)), "clm-mlm", 0.5, None),
         ((Stage(MNTP(0.4), 20),), "other", 0.0, None),
         ((Stage(CLM(), 10), Stage(MNTP(0.4), 10)), "other", 0.5, None),
+        ((Stage(Mix({CLM(): 3, MLM(0.4): 1}), 20),), "mix", 0.0, None),
+        ((Stage(CLM(), 10), Stage(Mix({CLM(): 3, MLM(0.4): 1}), 10)), "other", 0.5, None),
+        ((Stage(MLM(Uniform(0, 1), weight="1/ratio"), 20),), "mlm", 0.0, None),
+        ((Stage(MLM(0.4, weight="1/ratio"), 20),), "mlm", 0.0, None),
+        ((Stage(MLM(0.4, unit="word"), 20),), "mlm", 0.0, None),
     ],
 )
 def test_what_was_asked_in_which_order(of, run, stages, kind, share, ratio):

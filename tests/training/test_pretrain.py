@@ -35,6 +35,7 @@ RUNS = {
         )
     },
     "drawn": {"stages": (Stage(DRAWN, 12),), "packing": Rows(32)},
+    "units": {"stages": (Stage(MLM(0.3, unit="word"), 5), Stage(MNTP(0.3, unit="span", mean_span=2), 7))},
 }
 
 

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from biphase.data.shards import Shards, Tokens
+from biphase.data.tokenizer import continues_word, load_saved
 from biphase.errors import DataError
 from biphase.objectives import IGNORE, WHOLE, Assigned, Batch, LossTerm, Vocabulary, apply, label_bound
 from biphase.randomness import below, hash_samples, permute, salt
@@ -102,9 +103,9 @@ class Stream:
     shuffled: bool = True
 
     @classmethod
-    def of(cls, shards: Shards, packing: Packing, seed: int) -> Stream:
-        """Return the stream of the training rows of `shards`."""
-        vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+    def of(cls, shards: Shards, packing: Packing, seed: int, *, words: bool = False) -> Stream:
+        """Return the stream of the training rows of `shards`; `words`: whole words are masked."""
+        vocabulary = _vocabulary(shards, words=words)
         stream = cls(shards.train, packing, seed, shards.eos_id, vocabulary)
         if stream.rows == 0:
             raise DataError(
@@ -184,9 +185,14 @@ class Stream:
         )
 
 
-def heldout_stream(shards: Shards, packing: Packing) -> Stream:
+def _vocabulary(shards: Shards, *, words: bool) -> Vocabulary:
+    table = continues_word(load_saved(shards.tokenizer)) if words else None
+    return Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids, table)
+
+
+def heldout_stream(shards: Shards, packing: Packing, *, words: bool = False) -> Stream:
     """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed."""
-    vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+    vocabulary = _vocabulary(shards, words=words)
     return Stream(shards.heldout, packing, 0, shards.eos_id, vocabulary, shuffled=False)
 
 

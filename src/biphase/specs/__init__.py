@@ -10,10 +10,10 @@ from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Mix, Object
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Packing, Pretrained, Rows, Size
 from biphase.specs.study import Discard, Fewer, Finetune, Study
 from biphase.specs.tasks import Answer, Classify, Family, Retrieve, Splits, Tag, Task
-from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
+from biphase.specs.training import WSD, AdamW, Alternate, LoRA, Phase, Pretrain, Stage
 
 __all__ = [
-    "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Answer", "Chunks", "Claim", "Classify", "Corpus",
+    "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Alternate", "Answer", "Chunks", "Claim", "Classify", "Corpus",
     "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Linear", "LoRA", "Mix", "Objective", "Packing",
     "Phase", "Pretrain", "Pretrained", "Retrieve", "RowObjective", "Rows", "Size", "Splits", "Stage", "Study", "Tag",
     "Task", "Uniform",

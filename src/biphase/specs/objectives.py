@@ -39,6 +39,7 @@ from biphase.records import added, record
 from biphase.specs.sources import Packing
 
 ALL_MASKED = (1.0, 0.0, 0.0)  # every masked token becomes the mask token
+LONG_WORD = 8.0  # tokens, for the spread of the number of labels
 
 
 @dataclass(frozen=True)
@@ -162,12 +163,15 @@ class MLM:
 
     `replace` gives the shares of masked tokens that become the mask token, become a random token, or stay unchanged.
     EuroBERT uses (1, 0, 0), BERT (0.8, 0.1, 0.1). With `weight` "1/ratio" the loss of a row is weighted by the inverse
-    of its masking ratio, and all rows weigh the same however much of them is masked.
+    of its masking ratio, and all rows weigh the same however much of them is masked. `unit` is what is masked as a
+    whole: single tokens, words, or spans of random lengths with a mean of `mean_span` tokens.
     """
 
     ratio: float | Linear | Cosine | Uniform
     replace: tuple[float, float, float] = ALL_MASKED
     weight: Literal["1", "1/ratio"] = added("1")
+    unit: Literal["token", "word", "span"] = added("token")
+    mean_span: float = added(3.0)
 
     causal: ClassVar[bool] = False
     shifted: ClassVar[bool] = False
@@ -181,6 +185,10 @@ class MLM:
             _check_ratio(type(self.ratio).__name__, self.ratio.last)
         if min(self.replace) < 0 or abs(sum(self.replace) - 1) > 1e-9:
             raise SpecError(f"{kind}.replace must be three shares that sum to 1, not {self.replace}")
+        if self.mean_span < 1 or (self.mean_span != 3 and self.unit != "span"):
+            raise SpecError(
+                f"{kind}.mean_span is a number of tokens of at least 1, for unit='span'; it is {self.mean_span:g}"
+            )
 
     @property
     def name(self) -> str:
@@ -200,8 +208,9 @@ class MLM:
     @property
     def variants(self) -> list[str]:
         """What differs from masking single tokens, all by the mask token, with labels of equal weight."""
-        rule = [] if self.plain else [self.rule]
-        return rule if self.weight == "1" else [*rule, "weighted 1/ratio"]
+        unit = {"token": "", "word": "words", "span": f"spans of {self.mean_span:g}"}[self.unit]
+        rule, weight = "" if self.plain else self.rule, "" if self.weight == "1" else "weighted 1/ratio"
+        return [variant for variant in (unit, rule, weight) if variant]
 
     @property
     def column(self) -> str:
@@ -222,7 +231,8 @@ class MLM:
 
     @property
     def constant_ratio(self) -> float | None:
-        return self.ratio if isinstance(self.ratio, float) and self.weight == "1" else None
+        usual = (self.weight, self.unit) == ("1", "token")
+        return self.ratio if isinstance(self.ratio, float) and usual else None
 
     @property
     def highest_ratio(self) -> float:
@@ -247,7 +257,9 @@ class MLM:
         """Return the variance of the number of labels in a row of `tokens` tokens, at the highest ratio."""
         ratio = self.highest_ratio
         drawn = self.ratio.variance if isinstance(self.ratio, Uniform) else 0.0
-        return tokens * (ratio * (1 - ratio) - drawn) + tokens**2 * drawn
+        # Tokens that are masked together: E[length²] / E[length] of geometric lengths, more than of common words.
+        together = {"token": 1.0, "word": LONG_WORD, "span": 2 * self.mean_span - 1}[self.unit]
+        return together * tokens * (ratio * (1 - ratio) - drawn) + tokens**2 * drawn
 
     def labelled_share(self, packing: Packing, first: int, until: int) -> float:
         """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
@@ -312,12 +324,13 @@ class Mix:
         if len({objective for objective, _ in self.shares}) < max(2, len(self.shares)):
             raise SpecError("Mix needs two or more different objectives: Mix({CLM(): 3, MNTP(0.3): 1})")
         ends = [
-            (share.first, share.last) if isinstance(share, RatioSchedule) else (share, share)
-            for _, share in self.shares
+            [share.at(step) if isinstance(share, RatioSchedule) else share for _, share in self.shares]
+            for step in (0, self._moving_steps)
         ]
         if (
-            any(max(each) <= 0 or min(each) < 0 for each in ends)
-            or min(map(sum, zip(*ends, strict=True))) <= 0
+            min(map(min, ends)) < 0
+            or min(map(max, zip(*ends, strict=True))) <= 0
+            or min(map(sum, ends)) < 1e-6
         ):
             raise SpecError(
                 "Mix: every objective needs a share of the rows above 0, and the shares of a step may not all be 0"

@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from biphase.catalog import CATALOG
-from biphase.data.corpus import ASSETS, shards_key
+from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.metadata import WRONG, read_card
+from biphase.metadata import WRONG
 from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
 from biphase.protocol import window_overlap
 from biphase.specs import Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
-from biphase.study.plan import Plan, TrainingJob
+from biphase.study.plan import Plan, TrainingJob, card_of
 from biphase.tasks.files import local_files, on_hub
 from biphase.text import counted, short
 
@@ -258,16 +258,6 @@ def texts_of(plan: Plan, store: Store) -> list[CorpusTokens]:
         published = TOKENS.get(corpus.name) if CORPORA.get(corpus.name) == corpus else None
         texts.append(CorpusTokens(corpus, exact or corpus.tokens or published, bool(exact), tokens))
     return texts
-
-
-def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
-    """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
-    try:
-        key = shards_key(corpus, store)
-        folder = store.readable(store.shards / key)
-        return key, read_card(folder) if store.has(folder) else {}
-    except BiphaseError:
-        return "", {}
 
 
 # ---------------------------------------------------------------- text lengths of tasks

@@ -436,8 +436,10 @@ class Pretraining:
         self.flops_per_token = flops_per_token
         self.title, self.live = title or run.name, live
         self.key = checkpoint_key(run, target, identities)
-        self.stream = Stream.of(shards, run.packing, run.seed)
-        self.heldout = heldout_stream(shards, run.packing)
+        parts = (part for phase in run.phases for part in phase.objective.parts_at(0))
+        words = any(getattr(part.objective, "unit", "") == "word" for part in parts)
+        self.stream = Stream.of(shards, run.packing, run.seed, words=words)
+        self.heldout = heldout_stream(shards, run.packing, words=words)
         self.rope_base = 0.0  # 0: the model's own
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)

@@ -280,7 +280,7 @@ def sentence_piece():
 @pytest.mark.parametrize("make", [byte_bpe, word_piece, sentence_piece])
 def test_words_begin_where_the_text_says(make, tmp_path):
     """Letters after letters continue a word; a space or a sign of punctuation ends it."""
-    special = {"eos_token": "[SEP]"} if make is word_piece else {}
+    special = {word_piece: {"eos_token": "[SEP]"}, sentence_piece: {"eos_token": "</s>"}}.get(make, {})
     made = opened(tmp_path, make(), **special)
     table = continues_word(made)
     text = "the unfolding, the unfold. sea, the thing'."

@@ -12,7 +12,7 @@ one it is:
     plain            masked tokens, if any, all become the mask token
     restarts         two neighbouring phases of this objective differ from one long phase
     ratio_at(step)   the masking ratio `step` steps into its phase; None if nothing is masked or rows differ
-    parts_at(step)   the objectives of the rows of that step, each with its share of the rows: itself, if it is no mixture
+    parts_at(step)   the objectives of the rows of that step, each with its share; itself alone, if it is no mixture
     labelled_share   the share of positions with a label, for costs
     causal_share     the share of rows with causal attention, for costs
 

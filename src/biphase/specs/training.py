@@ -17,7 +17,7 @@ INHERIT: Any = None  # not given: taken from the run this one starts from, or el
 
 @record
 class Stage:
-    """An objective for a number of optimizer steps, or of passes over the corpus: Stage(MLM(0.4), epochs=2).
+    """An objective for a number of optimizer steps, or of epochs: Stage(MLM(0.4), epochs=2).
 
     `rope_base` changes the base of the rotary position embedding from this stage on, e.g. for longer texts; 0 leaves it
     unchanged.

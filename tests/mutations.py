@@ -221,8 +221,8 @@ MUTATIONS = [
     Mutation(
         "processes share a row",
         "data/stream.py",
-        "first + rows * (rank + 1) // world)",
-        "first + -(-rows * (rank + 1) // world))",
+        "rows * rank // world, rows * (rank + 1) // world",
+        "rows * rank // world, -(-rows * (rank + 1) // world)",
         "data/test_stream.py::test_processes_and_micro_batches_together_see_the_global_batch",
         "two processes train on one row where rows do not divide evenly",
         subtle=True,

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from biphase.data.stream import boundaries_of, positions_of
@@ -204,6 +204,8 @@ def masked_plainly(objective, ids, segments, samples, seed):
 
 
 @settings(deadline=None, max_examples=30)
+@example(MLM, "word", 0.5, 3, 7, True)
+@example(MNTP, "span", 0.5, 5, 7, True)
 @given(
     st.sampled_from([MLM, MNTP]),
     st.sampled_from(["token", "word", "span"]),

@@ -23,7 +23,7 @@ from biphase import (
     Stage,
     Uniform,
 )
-from biphase.report.recipes import models, recipe_of
+from biphase.report.recipes import models, named, recipe_of
 
 
 @pytest.fixture
@@ -94,6 +94,19 @@ def test_what_was_asked_in_which_order(of, run, stages, kind, share, ratio):
     recipe = of(run("x", *stages))
     assert (recipe.kind, recipe.causal_share, recipe.ratio) == (kind, share, ratio)
     assert recipe.steps == recipe.of == 20
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        (MLM(0.4).label, "MLM 40%"),
+        (MLM(0.4).column, "MLM 40%"),
+        (Mix({CLM(): 3, MNTP(0.3): 1}).label, "MIX 75% CLM + 25% MNTP 30%"),
+        (MLM(0.3, unit="word").label, "MLM 30% words"),
+    ],
+)
+def test_labels_are_shown_with_objectives_in_capitals(label, shown):
+    assert named(label) == shown
 
 
 def test_a_checkpoint_before_the_switch_knows_only_what_it_has_seen(planned, run):

@@ -25,10 +25,12 @@ from biphase.specs import (
     Linear,
     LoRA,
     Merge,
+    Mix,
     Muon,
     Pretrain,
     Rows,
     Stage,
+    Uniform,
 )
 
 OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
@@ -49,6 +51,7 @@ def keys(run):
     return [checkpoint_key(run, step, OUTSIDE) for step in range(run.steps + 1)]
 
 
+MIX = Mix({CLM(): 3, MLM(0.4): 1})
 NEVER = 10**9
 # What is changed in RUN, and the last step whose checkpoint is still the same (−1: not even the start).
 CHANGES = {
@@ -71,6 +74,7 @@ CHANGES = {
     "kind of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MNTP(0.4), 10))}, 10),
     "switch": ({"stages": (Stage(CLM(), 7), Stage(MLM(0.4), 13))}, 7),
     "first objective": ({"stages": (Stage(MLM(0.4), 20),)}, 0),
+    "a mixture": ({"stages": (Stage(CLM(), 10), Stage(MIX, 10))}, 10),
     "seed": ({"seed": 1}, -1),
     "packing": ({"packing": Rows(64, document_mask=True)}, -1),
     "chunks": ({"packing": Chunks(64)}, -1),
@@ -129,6 +133,37 @@ def test_a_change_is_seen_exactly_downstream_of_where_it_acts(change):
     common = min(len(before), len(after))
     for step in range(common):
         assert (before[step] == after[step]) == (step <= same_until), f"at step {step}"
+
+
+DRAWN = MLM(Uniform(0, 1))
+OTHER_OBJECTIVES = [
+    MIX,
+    Mix({CLM(): 2, MLM(0.4): 1}),
+    Mix({CLM(): 3, MLM(0.3): 1}),
+    Mix({CLM(): Linear(1, 0.5, 5), MLM(0.4): 1}),
+    Mix({CLM(): Linear(1, 0.5, 6), MLM(0.4): 1}),
+    Mix({CLM(): 3, MLM(0.4): 1}, weights={CLM(): 2}),
+    Mix({CLM(): 3, MLM(0.4): 1}, weights={MLM(0.4): 2}),
+    Mix({CLM(): 3, MLM(0.4): 1}, mean_over="labels"),
+    DRAWN,
+    MLM(Uniform(0, 0.9)),
+    MLM(Uniform(0.1, 1)),
+    MNTP(Uniform(0, 1)),
+    MLM(Uniform(0, 1), weight="1/ratio"),
+    MLM(0.4),
+    MLM(0.4, weight="1/ratio"),
+    MLM(0.4, unit="word"),
+    MLM(0.4, unit="span"),
+    MLM(0.4, unit="span", mean_span=4),
+]
+
+
+def test_every_field_of_an_objective_is_in_the_key():
+    made = [replace(RUN, stages=(Stage(objective, 10),)) for objective in OTHER_OBJECTIVES]
+    assert len({keys(run)[5] for run in made}) == len(made)
+    assert len({keys(run)[0] for run in made}) == 1
+    twice = replace(RUN, stages=(Stage(MIX, 4), Stage(Mix({MLM(0.4): 2, CLM(): 6}), 6)))
+    assert keys(twice) == keys(made[0])
 
 
 FROM_HUB = replace(RUN, start=Hub("./m"), precision="fp32")

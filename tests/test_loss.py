@@ -59,6 +59,21 @@ def test_a_z_loss_and_its_gradients_equal_autograds(biased, cap, slice_rows):
     assert loss > reference(hidden, weight, labels, bias, cap)
 
 
+@pytest.mark.parametrize("slice_rows", [7, 1000])
+@EVERY_HEAD
+def test_weights_multiply_losses_and_gradients(biased, cap, slice_rows):
+    hidden, weight, bias, labels = parts(biased=biased)
+    weights = torch.linspace(0.5, 40, ROWS)
+    loss = cross_entropy_sum(
+        hidden, weight, labels, bias=bias, cap=cap, slice_rows=slice_rows, weights=weights
+    )
+    each = [
+        factor * reference(hidden[row : row + 1], weight, labels[row : row + 1], bias, cap)
+        for row, factor in enumerate(weights)
+    ]
+    assert_same(loss / 30, sum(each) / 30, hidden, weight, bias)
+
+
 @EVERY_HEAD
 def test_a_padded_vocabulary_changes_nothing(biased, cap):
     hidden, weight, bias, labels = parts(biased=biased)

@@ -9,11 +9,12 @@ from biphase import specs
 from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
 from biphase.presets import SIZES
-from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear
+from biphase.records import decode, encode
+from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Mix, Uniform
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
 from biphase.specs.study import Finetune
 from biphase.specs.tasks import Classify, Tag, Task
-from biphase.specs.training import WSD, AdamW, LoRA, Phase, Pretrain, Stage
+from biphase.specs.training import WSD, AdamW, Alternate, LoRA, Phase, Pretrain, Stage
 
 SHORT = {"corpus": "builtin", "batch_tokens": 128, "packing": Rows(64), "schedule": WSD(warmup=1, decay=2)}
 
@@ -68,7 +69,24 @@ REFUSED = {
     "MLM('40%')": "MLM.ratio '40%'",
     "Linear(0.4, 20, 5)": "Linear 0.2",
     "Cosine(0.4, 0.2, 0)": "Cosine.steps 1",
-    "Cosine(0, 0.2, 5)": "Cosine",
+    "MLM(Cosine(0, 0.2, 5))": "Cosine 0 1",
+    "Uniform(0.5, 0.2)": "Uniform 0.5 0.2",
+    "MLM(Uniform(0, 1), weight='ratio')": "MLM.weight '1/ratio' 'ratio'",
+    "MLM(0.3, unit='sentence')": "MLM.unit 'word' 'sentence'",
+    "MLM(0.3, unit='span', mean_span=0.5)": "MLM.mean_span 1 0.5",
+    "MNTP(0.3, mean_span=5)": "MNTP.mean_span unit='span'",
+    "Mix({CLM(): 1})": "Mix({CLM(): 3, MNTP(0.3): 1})",
+    "Mix(CLM())": "Mix.shares dict CLM()",
+    "Mix({CLM(): 1, MLM(0.4): 0})": "Mix 0",
+    "Mix({CLM(): Linear(1, 0, 5), MLM(0.4): Linear(0.5, 0, 5)})": "Mix 0",
+    "Mix({CLM(): 1, MLM(0.4): 1}, weights={MLM(0.3): 2})": "Mix.weights mlm 30%",
+    "Mix({CLM(): 1, MLM(0.4): 1}, weights={CLM(): 0})": "Mix.weights 0",
+    "Stage(CLM(), 5, epochs=2)": "Stage.steps steps=5 epochs=2",
+    "Stage(CLM(), epochs=-1)": "Stage.steps epochs=-1",
+    "Alternate((CLM(), 4), unit='rows')": "Alternate.unit 'epochs' 'rows'",
+    "Alternate(CLM(), 4)": "Alternate((CLM(), 4), (MLM(0.4), 16))",
+    "Alternate((CLM(), 4), (MLM(0.4), 16), rounds=60)": "120 100 Mix({CLM(): 1, MLM(0.4): 4})",
+    "Pretrain('b', run('a', stages=Stage(CLM(), epochs=1)), stages=Stage(CLM(), 2))": "'b' 'a' schedule=WSD(",
     "MLM(0.4, (0.8, 0.1, 0.2))": "MLM.replace",
     "MLM(0.4, (0.9, 0.1))": "MLM.replace 3",
     "Stage(CLM(), 0)": "Stage.steps 1 0",
@@ -366,11 +384,59 @@ def test_steps_and_samples_add_up_along_a_chain_of_runs():
         (MLM(0.15, (0.8, 0.1, 0.1)), "mlm 15% 80/10/10", "mlm 15% 80/10/10"),
         (MLM(Linear(0.4, 0.2, 9)), "mlm 40→20%", "mlm40→20"),
         (MNTP(Cosine(0.3, 0.15, 9)), "mntp 30→15%", "mntp30→15"),
+        (MLM(Uniform(0, 1)), "mlm 0–100%", "mlm0–100"),
+        (MLM(0.3, unit="word"), "mlm 30% words", "mlm 30% words"),
+        (MLM(0.3, unit="span"), "mlm 30% spans of 3", "mlm 30% spans of 3"),
+        (
+            MNTP(Uniform(0.1, 1), weight="1/ratio"),
+            "mntp 10–100% weighted 1/ratio",
+            "mntp 10–100% weighted 1/ratio",
+        ),
     ],
 )
 def test_an_objective_has_a_label_for_people_and_one_for_columns(objective, label, column):
     assert (objective.label, objective.column) == (label, column)
     assert objective.causal == (objective == CLM())
+
+
+def test_a_mixture_is_named_by_its_shares_and_what_differs_from_plain_means():
+    assert Mix({MNTP(0.3): 1, CLM(): 3}).label == "mix 75% clm + 25% mntp 30%"
+    falling = {CLM(): Linear(1, 0, 9), MLM(0.4): 1}
+    assert (
+        Mix(falling, weights={CLM(): 2}, mean_over="labels").label
+        == "mix 50→0% clm ×2 + 50→100% mlm 40%, mean over labels"
+    )
+
+
+def test_equal_mixtures_are_equal_however_they_are_written():
+    wanted = Mix({CLM(): 3, MNTP(0.3): 1})
+    assert Mix({MNTP(0.3): 0.5, CLM(): 1.5}, weights={CLM(): 1}) == wanted
+    assert decode(encode(wanted)) == wanted
+    assert Mix(((CLM(), 3), (MNTP(0.3), 1))) == wanted
+
+
+def test_alternating_stages_are_ordinary_stages():
+    turns = Alternate((CLM(), 4), (MLM(0.4), 16), rounds=2)
+    assert turns == (Stage(CLM(), 4), Stage(MLM(0.4), 16)) * 2
+    assert run(stages=turns).stages == tuple(turns)
+    assert run(stages=(*Alternate((CLM(), 1), (CLM(), 2)), Stage(MLM(0.4), 7))).phases[0].until == 3
+    assert Alternate((CLM(), 0.5), unit="epochs") == (Stage(CLM(), epochs=0.5),)
+
+
+def test_epochs_become_steps_and_add_up_to_whole_passes():
+    """A third of an epoch of 100 rows in steps of two rows is 16.67 steps."""
+    written = run(
+        stages=Alternate((CLM(), 1 / 3), (MLM(0.4), 1 / 3), (CLM(), 4 / 3), unit="epochs"),
+        schedule=WSD(1e-3, warmup=0.1, decay=0.25),
+        keep=(70,),
+    )
+    made = written.in_steps(100 * 64 + 63)
+    assert [stage.steps for stage in made.stages] == [17, 16, 67]
+    assert not any(stage.epochs for stage in made.stages)
+    assert (made.schedule.warmup, made.schedule.decay) == (10, 25)
+    assert made.in_steps(1) is made
+    with pytest.raises(SpecError, match=r"keep=\(70,\)"):
+        written.in_steps(30 * 64)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,9 @@ class Identities:
     hub: Callable[[Hub], str]
     task: Callable[[Task], str] = content_key  # the key of a dataset and how its examples are presented
     reads: Callable[[Hub], str] = lambda model: ""  # the model's tokenizer, if no revision pins it
+    tokens: Callable[[Corpus], int] = lambda corpus: (
+        0
+    )  # training tokens, for stages in epochs; 0: not tokenized
 
 
 def checkpoint_key(run: Pretrain, step: int, identities: Identities) -> str:

@@ -6,7 +6,7 @@ which objectives are evaluated on held-out text.
 
 from __future__ import annotations
 
-from biphase.specs import CLM, MLM, Objective
+from biphase.specs import CLM, MLM, RowObjective
 
 GIB = 2**30
 KEY_DIGITS = 6  # hex digits of a key that people see and type
@@ -19,8 +19,8 @@ LARGE_GPU = 100 * GIB
 # Below this many tokens per micro-batch memory is assumed to be short, so our kernels recompute norms and the FFN's
 # activations (1% of the time).
 RECOMPUTE_TOKENS = 2**15
-# Measured for every run; a run's own objective is added if it is another.
-HELDOUT_OBJECTIVES: tuple[Objective, ...] = (CLM(), MLM(0.4))
+# Measured for every run; a run's own objectives are added if they are others.
+HELDOUT_OBJECTIVES: tuple[RowObjective, ...] = (CLM(), MLM(0.4))
 
 
 def micro_rows(memory: float, rows: int, length: int) -> int:
@@ -36,9 +36,9 @@ def supported_head_width(width: int) -> bool:
     return width % 16 == 0 and 16 <= width <= 128
 
 
-def heldout_objectives(objective: Objective) -> tuple[Objective, ...]:
-    """Return the held-out objectives to measure while `objective` trains."""
-    return HELDOUT_OBJECTIVES if objective in HELDOUT_OBJECTIVES else (*HELDOUT_OBJECTIVES, objective)
+def heldout_objectives(*own: RowObjective) -> tuple[RowObjective, ...]:
+    """Return the held-out objectives to measure while `own` are trained."""
+    return (*HELDOUT_OBJECTIVES, *(objective for objective in own if objective not in HELDOUT_OBJECTIVES))
 
 
 # ---------------------------------------------------------------- the slicing of logits

@@ -2,7 +2,8 @@
 
 `@record` makes a frozen dataclass that
 - rejects an unknown field and suggests the nearest known one (a misspelt field must not silently use a default);
-- checks every value against its annotation, converting 1 to 1.0 and a list, a range or one item to a tuple;
+- checks every value against its annotation, converting 1 to 1.0, a list, a range or one item to a tuple, and a dict
+  to the tuple of its pairs;
 - calls the class's `settle` (fills in derived fields, which are None until then) and `check` (validates), if defined.
 
 `encode` turns a record into JSON values, `decode` reads them back, and `content_key` hashes them. Records with equal
@@ -113,6 +114,7 @@ def _fit(value: Any, kind: Any) -> Any:
             raise ValueError
         return value
     if origin is tuple:
+        value = tuple(value.items()) if isinstance(value, dict) else value  # a tuple of pairs
         items = value if isinstance(value, (tuple, list, range)) else (value,)
         inner = get_args(kind)
         kinds = (inner[0],) * len(items) if inner[-1] is Ellipsis else inner
@@ -136,6 +138,8 @@ def _describe(kind: Any) -> str:
         return " or ".join(repr(option) for option in get_args(kind))
     if origin is tuple:
         inner = get_args(kind)
+        if get_origin(inner[0]) is tuple:
+            return "a dict of " + " to ".join(_describe(each) for each in get_args(inner[0]))
         return f"a tuple of {_describe(inner[0])}" if inner[-1] is Ellipsis else f"{len(inner)} values"
     return _PLAIN.get(kind, getattr(kind, "__name__", str(kind)))
 

@@ -135,6 +135,38 @@ def test_a_failed_job_has_exit_code_1(study, store, monkeypatch):
     assert "no luck" in biphase("status", study, "--store", store.root)
 
 
+EPOCHS = """
+from biphase import BPE, CLM, MNTP, WSD, Chunks, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+drawn = MNTP(Uniform(0.1, 1), weight="1/ratio")
+study = Study("epochs", runs=(Pretrain(
+    "mixed", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"),
+    stages=(Stage(Mix({{CLM(): 3, drawn: 1}}), epochs=0.02), Stage(MNTP(0.3, unit="word"), 4)),
+    packing=Chunks(32, shortest=4), batch_tokens=256, schedule=WSD(peak=3e-3, warmup=0.1, decay=0.2),
+    heldout_every=5, heldout_tokens=512,
+),))
+"""
+
+
+def test_a_study_in_epochs_is_tokenized_planned_run_and_reported(corpus, verb, tmp_path):
+    study, store = tmp_path / "epochs.py", ("--store", tmp_path / "s")
+    study.write_text(EPOCHS.format(source=corpus.source))
+    code, _, said = verb("plan", study, *store)
+    assert code == 2
+    assert all(fact in said for fact in ("'mixed'", "'tiny'", "biphase tokenize"))
+    assert verb("tokenize", study, "--tokenizer", "bpe:320", *store)[0] == 2
+    assert "training tokens" in biphase("tokenize", study, *store)
+    (shards,) = (tmp_path / "s" / "shards").iterdir()
+    steps = round(0.02 * (json.loads((shards / "card.json").read_text())["train_tokens"] // 32) / 8)
+    plan = json.loads(biphase("plan", study, *store, "--json"))
+    assert plan["jobs"][0]["steps"] == [0, steps]
+    assert plan["jobs"][0]["objective"] == "mix 75% clm + 25% mntp 10–100% weighted 1/ratio"
+    assert "jobs are done" in biphase("run", study, *store, "--quiet")
+    biphase("report", study, *store)
+    assert (tmp_path / "s" / "studies" / "epochs" / "report" / "report.md").exists()
+
+
 LIGHT = [  # what a verb is typed with, and what it may import of numbers
     (["--help"], set()),
     (["plan", "studies/paper.py", "--store", "OUT"], {"numpy", "scipy"}),

@@ -11,13 +11,14 @@ from biphase.data.stream import (
     boundaries_of,
     heldout_stream,
     load_ahead,
+    passes_of,
     positions_of,
     segments_of,
     share,
 )
 from biphase.errors import DataError
-from biphase.objectives import IGNORE
-from biphase.specs import CLM, MLM, Chunks, Rows
+from biphase.objectives import IGNORE, assign
+from biphase.specs import CLM, MLM, MNTP, Chunks, Mix, Rows
 
 EOS = 1
 
@@ -122,9 +123,9 @@ def test_the_next_epoch_holds_them_in_another_order_with_other_masks(stream):
 def test_processes_and_micro_batches_together_see_the_global_batch(stream, world, micro):
     whole = stream.batch(MLM(0.4), torch.arange(40, 56), step=0)
     parts = [
-        stream.batch(MLM(0.4), samples, step=0)
+        stream.batch(part.objective, part.samples, step=0)
         for rank in range(world)
-        for samples in share(40, 16, rank, world).split(micro)
+        for part in share(assign(MLM(0.4), 40, 16, seed=3, step=0), rank, world, micro)
     ]
     assert torch.equal(torch.cat([part.ids for part in parts]), whole.ids)
     assert torch.equal(torch.cat([part.segments for part in parts]), whole.segments)
@@ -132,10 +133,39 @@ def test_processes_and_micro_batches_together_see_the_global_batch(stream, world
     assert sum(part.count for part in parts) == whole.count
 
 
+@settings(deadline=None)
+@given(st.integers(1, 40), st.integers(1, 6), st.integers(1, 9), st.integers(0, 99), st.booleans())
+def test_processes_divide_the_rows_of_a_mixture_evenly_and_each_micro_batch_has_one_objective(
+    rows, world, micro, first, few_shapes
+):
+    step = assign(Mix({CLM(): 2, MLM(0.4): 1, MNTP(0.3): 4}), first, rows, seed=1, step=0)
+    parts = [share(step, rank, world, micro, few_shapes=few_shapes) for rank in range(world)]
+    assert max(map(len, parts)) == passes_of(step, world, micro, few_shapes=few_shapes)
+    counts = [sum(len(part.samples) for part in some) for some in parts]
+    assert max(counts) - min(counts) <= 1
+    for each in step:
+        own = [part.samples for some in parts for part in some if part.objective == each.objective]
+        assert torch.equal(torch.cat([*own, each.samples[:0]]), each.samples)
+    sizes = {len(part.samples) for some in parts for part in some}
+    assert all(size <= micro for size in sizes)
+    if few_shapes:
+        assert all(size == micro or size & (size - 1) == 0 for size in sizes)
+
+
+def test_a_row_of_a_mixture_is_masked_as_with_its_objective_alone(stream):
+    mix = Mix({CLM(): 1, MLM(0.4): 1})
+    for part in assign(mix, 32, 16, seed=stream.seed, step=0):
+        mixed = stream.batch(part.objective, part.samples, step=0)
+        for place, sample in enumerate(part.samples.tolist()):
+            alone = stream.batch(part.objective, torch.tensor([sample]), step=0)
+            assert torch.equal(mixed.ids[place], alone.ids[0])
+            assert mixed.causal == part.objective.causal
+
+
 @pytest.mark.parametrize("loaders", [1, 2, 5])
 def test_any_number_of_loaders_gives_the_same_batches_in_order(stream, loaders):
     def make(step):
-        return [stream.batch(MLM(0.3), share(step * 8, 8, 0, 1), step=step)]
+        return [stream.batch(MLM(0.3), torch.arange(step * 8, step * 8 + 8), step=step)]
 
     alone = list(load_ahead(make, 2, 12, loaders=0))
     ahead = list(load_ahead(make, 2, 12, loaders=loaders))
@@ -158,7 +188,7 @@ def test_labels_point_to_the_true_tokens(stream):
 @pytest.mark.parametrize("bound", [None, 16])
 def test_fixed_shapes_pad_and_never_drop_a_label(stream, monkeypatch, bound):
     if bound:  # more labels than the bound double it
-        monkeypatch.setattr("biphase.data.stream.label_bound", lambda objective, tokens: bound)
+        monkeypatch.setattr("biphase.data.stream.label_bound", lambda objective, rows, length: bound)
     plain, fixed = (stream.batch(MLM(0.4), torch.arange(64), step=0, fixed=fixed) for fixed in (False, True))
     assert len(fixed.labels) == 1024
     assert fixed.count == plain.count > 512

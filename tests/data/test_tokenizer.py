@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -16,7 +17,17 @@ from tokenizers import Tokenizer as Model
 
 from biphase.data import tokenizer as tokenizer_module
 from biphase.data.corpus import resolve, texts_of
-from biphase.data.tokenizer import SAMPLE, SPLIT, TextEncoder, fastest, load, load_saved, read, train
+from biphase.data.tokenizer import (
+    SAMPLE,
+    SPLIT,
+    TextEncoder,
+    continues_word,
+    fastest,
+    load,
+    load_saved,
+    read,
+    train,
+)
 from biphase.errors import DataError
 from biphase.presets import CORPORA
 from biphase.specs import BPE, Corpus, Pretrained
@@ -247,6 +258,55 @@ def word_level(unknown="[UNK]"):
     model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     model.add_special_tokens(["</s>", "[MASK]"])
     return model
+
+
+def word_piece():
+    vocabulary = ["[UNK]", "[SEP]", "[MASK]", "[PAD]", *".,—'", *(c for c in map(chr, range(97, 123)))]
+    vocabulary += [f"##{letter}" for letter in vocabulary[8:]] + ["the", "##ing", "un", "##fold"]
+    model = Model(models.WordPiece({text: n for n, text in enumerate(vocabulary)}, unk_token="[UNK]"))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    return model
+
+
+def sentence_piece():
+    pieces = [("<unk>", 0.0), ("</s>", 0.0), ("<mask>", 0.0), ("▁", -3.0)]
+    pieces += [(f"▁{word}", -2.0) for word in ("the", "un")]
+    pieces += [(text, -4.0) for text in (*map(chr, range(97, 123)), *".,—'é", "fold", "ing")]
+    model = Model(models.Unigram(pieces, unk_id=0))
+    model.pre_tokenizer, model.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    return model
+
+
+@pytest.mark.parametrize("make", [byte_bpe, word_piece, sentence_piece])
+def test_words_begin_where_the_text_says(make, tmp_path):
+    """Letters after letters continue a word; a space or a sign of punctuation ends it."""
+    special = {word_piece: {"eos_token": "[SEP]"}, sentence_piece: {"eos_token": "</s>"}}.get(make, {})
+    made = opened(tmp_path, make(), **special)
+    table = continues_word(made)
+    text = "the unfolding, the unfold. sea, the thing'."
+    encoded = made.model.encode(text, add_special_tokens=False)
+    assert len(encoded.ids) > 12, "words of several tokens"
+    for number, (start, _) in zip(encoded.ids, encoded.offsets, strict=True):
+        first = start + (text[start] == " ")
+        inside = text[first].isalpha() and text[first - 1].isalpha()
+        if start == 0:
+            continue  # the first token of a row begins a word whatever it is
+        assert table[number] == inside, (encoded.tokens, text[start:])
+    assert not any(table[number] for number in made.special.ids)
+
+
+def test_every_token_of_a_list_of_words_is_a_word():
+    assert not any(
+        continues_word(replace(trained(), model=word_level(), vocab=word_level().get_vocab_size()))
+    )
+
+
+def test_a_part_of_a_character_continues_its_word(tmp_path):
+    made = opened(tmp_path, byte_bpe())
+    table = continues_word(made)
+    ids = made.model.encode("π", add_special_tokens=False).ids
+    assert len(ids) == 2
+    assert all(table[number] for number in ids)
 
 
 def test_pieces_that_are_special_tokens_are_not_produced_from_text(tmp_path):

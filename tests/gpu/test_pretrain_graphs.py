@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from biphase import CLM, MLM, WSD, Chunks, Linear, Muon, Pretrain, Rows, Size, Stage
+from biphase import CLM, MLM, MNTP, WSD, Chunks, Linear, Mix, Muon, Pretrain, Rows, Size, Stage, Uniform
 from biphase.data.shards import Shards
 from biphase.store import Store
 from biphase.study.plan import identities
@@ -168,6 +168,43 @@ def test_a_new_rope_base_is_read_by_captured_steps(corpus, stores):
     captured, plain = job_of(run, 40, stores("graphs")), job_of(run, 40, stores("plain"), graphs=False)
     assert captured.graphs.captured
     assert (losses(captured) - losses(plain)).abs().max() < 0.02
+
+
+DRAWN = MNTP(Uniform(0.1, 1), weight="1/ratio")
+MIXTURES = [
+    (Mix({CLM(): 3, MLM(0.4): 1}), 1),
+    (Mix({CLM(): 3, DRAWN: 1}, weights={CLM(): 2}, mean_over="labels"), 1),
+    (Mix({CLM(): 31, DRAWN: 1}), 2),  # one masked row of 16, or none
+]
+
+
+@pytest.mark.parametrize(("mix", "graphs"), MIXTURES, ids=["quarter", "by label", "half a row"])
+@pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)
+def test_captured_steps_of_a_mixture_have_the_losses_of_plain_ones(corpus, stores, packing, mix, graphs):
+    run = run_of(corpus, packing, stages=(Stage(mix, 60),))
+    captured = job_of(run, 60, stores("graphs"))
+    plain = job_of(run, 60, stores("plain"), graphs=False)
+    assert len(captured.graphs.captured) == graphs
+    assert {True, False} == {batch.causal for step in range(10) for batch in captured._batches(step)}
+    apart = (losses(captured) - losses(plain)).abs()
+    assert apart[:5].max() < 0.01, "the first steps differ by rounding alone"
+    assert apart.max() < 0.3
+
+
+def test_a_mixture_resumes_to_the_same_bits(corpus, stores):
+    run = run_of(corpus, stages=(Stage(Mix({CLM(): 3, DRAWN: 1}), 60),))
+    whole = job_of(run, 60, stores("whole"), deterministic=True)
+    store = stores("cut")
+    answers = iter([*[False] * 22, True])
+    job_of(run, 60, store, stop=lambda: next(answers, False), deterministic=True)
+    assert same_bits(job_of(run, 60, store, deterministic=True), whole)
+
+
+def test_a_changing_mixture_compiles_a_few_shapes(corpus, stores):
+    """All shapes would exceed the limit of compiled graphs, and the run would fail."""
+    mix = Mix({CLM(): Linear(1, 0, 60), MLM(0.4): Linear(0, 1, 60)})
+    run = run_of(corpus, stages=(Stage(mix, 60),))
+    assert job_of(run, 60, stores("compiled"), compiled=True).placed.path == "compiled"
 
 
 def test_large_models_are_not_captured(corpus, stores, monkeypatch):

@@ -306,7 +306,7 @@ def learned(model):
         Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
         model=model,
     )
-    step([BATCH], BATCH.count, 0.1)
+    step([BATCH], [BATCH.count], 0.1)
 
 
 def loaded(model):

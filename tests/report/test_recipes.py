@@ -8,18 +8,22 @@ from biphase import (
     BPE,
     CLM,
     MLM,
+    MNTP,
     SIZES,
     WSD,
     AdamW,
     Corpus,
     Hub,
+    Linear,
     Merge,
+    Mix,
     Pretrain,
     Rows,
     Stage,
+    Uniform,
 )
 from biphase.report.figures.description import role_of
-from biphase.report.recipes import models, recipe_at, recipe_of
+from biphase.report.recipes import models, named, recipe_at, recipe_of
 
 
 @pytest.fixture
@@ -90,6 +94,43 @@ def test_every_model_of_the_paper_is_what_its_name_says(plan_of):
 
 
 # ---------------------------------------------------------------- objectives the paper does not have
+
+
+@pytest.mark.parametrize(
+    ("stages", "kind", "share", "ratio"),
+    [
+        ((Stage(MLM(0.3), 8), Stage(CLM(), 12)), "other", 0.6, 0.3),
+        ((Stage(CLM(), 5), Stage(MLM(0.4), 10), Stage(CLM(), 5)), "other", 0.5, 0.4),
+        ((Stage(MLM(0.4), 10), Stage(MLM(0.2), 10)), "other", 0.0, 0.2),
+        ((Stage(MLM(0.4), 10), Stage(MLM(0.4), 10)), "mlm", 0.0, 0.4),
+        ((Stage(CLM(), 6), Stage(CLM(), 4), Stage(MLM(0.4), 10)), "clm-mlm", 0.5, 0.4),
+        ((Stage(MLM(Linear(0.4, 0.2, 20)), 20),), "mlm", 0.0, None),
+        ((Stage(MNTP(0.4), 20),), "other", 0.0, None),
+        ((Stage(CLM(), 10), Stage(MNTP(0.4), 10)), "other", 0.5, None),
+        ((Stage(Mix({CLM(): 3, MLM(0.4): 1}), 20),), "mix", 0.0, None),
+        ((Stage(CLM(), 10), Stage(Mix({CLM(): 3, MLM(0.4): 1}), 10)), "other", 0.5, None),
+        ((Stage(MLM(Uniform(0, 1), weight="1/ratio"), 20),), "mlm", 0.0, None),
+        ((Stage(MLM(0.4, weight="1/ratio"), 20),), "mlm", 0.0, None),
+        ((Stage(MLM(0.4, unit="word"), 20),), "mlm", 0.0, None),
+    ],
+)
+def test_what_was_asked_in_which_order(of, run, stages, kind, share, ratio):
+    recipe = of(run("x", *stages))
+    assert (recipe.kind, recipe.causal_share, recipe.ratio) == (kind, share, ratio)
+    assert recipe.steps == recipe.of == 20
+
+
+@pytest.mark.parametrize(
+    ("label", "shown"),
+    [
+        (MLM(0.4).label, "MLM 40%"),
+        (MLM(0.4).column, "MLM 40%"),
+        (Mix({CLM(): 3, MNTP(0.3): 1}).label, "MIX 75% CLM + 25% MNTP 30%"),
+        (MLM(0.3, unit="word").label, "MLM 30% words"),
+    ],
+)
+def test_labels_are_shown_with_objectives_in_capitals(label, shown):
+    assert named(label) == shown
 
 
 # ---------------------------------------------------------------- starts

@@ -19,6 +19,7 @@ from biphase import (
     Cosine,
     Hub,
     Linear,
+    Mix,
     Pretrain,
     Pretrained,
     Rows,
@@ -26,6 +27,7 @@ from biphase import (
     Stage,
     Study,
     Task,
+    Uniform,
 )
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
@@ -89,10 +91,24 @@ def test_the_attended_length_of_chunks_is_the_mean_over_all_cuts(length, shortes
         (MLM(0.4), Chunks(64), 0.4),
         (MNTP(0.4), Chunks(64), 0.4 * 62 / 64),
         (MLM(Linear(0.4, 0.2, 4)), Rows(64), (0.4 + 0.35 + 0.3 + 0.25 + 6 * 0.2) / 10),
+        (MLM(Uniform(0.2, 0.6)), Rows(64), 0.4),
+        (Mix({CLM(): 3, MLM(0.4): 1}), Rows(64), 0.75 * 63 / 64 + 0.25 * 0.4),
+        (
+            Mix({MLM(0.2): Linear(1, 0, 4), MLM(0.4): Linear(0, 1, 4)}),
+            Rows(64),
+            (0.2 + 0.25 + 0.3 + 0.35 + 6 * 0.4) / 10,
+        ),
     ],
 )
 def test_the_head_runs_where_there_are_labels(objective, packing, share):
     assert objective.labelled_share(packing, 0, 10) == pytest.approx(share, rel=1e-12)
+
+
+def test_the_flops_of_a_mixture_are_those_of_its_rows():
+    mix = Mix({CLM(): 3, MLM(0.4): 1})
+    jobs = [next(iter(plan_of(run((one, 4))).jobs.values())) for one in (mix, CLM(), MLM(0.4))]
+    flops, causal, masked = (job_flops(job, shape_of(job.run)) for job in jobs)
+    assert flops == pytest.approx(0.75 * causal + 0.25 * masked)
 
 
 @pytest.mark.parametrize("way", [Linear(0.4, 0.2, 7), Cosine(0.5, 0.15, 7)])

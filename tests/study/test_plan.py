@@ -35,7 +35,27 @@ def run(name, *stages, start=SIZES["1m"], decay=2, **fields):
         "packing": Rows(64),
         "schedule": WSD(warmup=0, decay=decay),
     }
-    return Pretrain(name, start, stages=tuple(Stage(*stage) for stage in stages), **(said | fields))
+    return Pretrain(name, start, **({"stages": tuple(Stage(*stage) for stage in stages)} | said | fields))
+
+
+SIZED = replace(OUTSIDE, tokens=lambda corpus: {"builtin": 640}.get(corpus.name, 0))
+
+
+def test_stages_in_epochs_share_the_keys_of_the_same_stages_in_steps():
+    steps = run("steps", (CLM(), 10), (MLM(0.4), 5), schedule=WSD(warmup=0, decay=0.2))
+    stages = (Stage(CLM(), epochs=2), Stage(MLM(0.4), epochs=1))
+    epochs = replace(steps, name="epochs", stages=stages)
+    plan = make_plan(Study("both", (steps, epochs)), SIZED)
+    assert plan.results["steps"] == plan.results["epochs"]
+    assert plan.study.runs[1].stages == steps.stages
+    after = Pretrain("after", epochs, stages=Stage(CLM(), epochs=1), schedule=WSD(warmup=0, decay=0))
+    assert make_plan(Study("after", (after,)), SIZED).steps_written == 20
+
+
+def test_epochs_of_a_corpus_that_is_not_tokenized_are_refused():
+    epochs = run("epochs", schedule=WSD(warmup=0, decay=0.2), stages=Stage(CLM(), epochs=2))
+    with pytest.raises(SpecError, match=r"'epochs'.*'builtin'.*biphase tokenize"):
+        make_plan(Study("one", (epochs,)), OUTSIDE)
 
 
 @st.composite

@@ -31,13 +31,15 @@ from biphase.training.options import RuntimeOptions, Sharding
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
+STAGES = "Stage(Mix({CLM(): 2, drawn: 1}, weights={CLM(): 2}), 25), Stage(MLM(0.4), 25)"
 STUDY = """
-from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+from biphase import BPE, CLM, MLM, MNTP, WSD, Chunks, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform
 
+drawn = MNTP(Uniform(0.1, 0.9), weight="1/ratio")
 tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 study = Study("ranks", runs=(Pretrain(
     "two", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"),
-    stages=(Stage(CLM(), 25), Stage(MLM(0.4), 25)), packing=Chunks(32, shortest=4), batch_tokens=256,
+    stages=({stages}), packing=Chunks(32, shortest=4), batch_tokens=256,
     schedule=WSD(peak=3e-3, warmup=5, decay=10), heldout_every=25, heldout_tokens=512,
 ),))
 """
@@ -89,7 +91,7 @@ def end(store: Path):
 @pytest.fixture
 def study(corpus, tmp_path):
     path = tmp_path / "study.py"
-    path.write_text(STUDY.format(source=corpus.source))
+    path.write_text(STUDY.format(source=corpus.source, stages=STAGES))
     return path
 
 
@@ -221,7 +223,7 @@ def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, s
     text, commands = study.read_text().replace("decay=10", "decay=1").replace("warmup=5", "warmup=1"), []
     for steps in (3, 8):  # held-out text, which is read without being learnt, counts the same in both
         path = tmp_path / f"{steps}.py"
-        path.write_text(text.replace("Stage(CLM(), 25), Stage(MLM(0.4), 25)", f"Stage(CLM(), {steps}),"))
+        path.write_text(text.replace(STAGES, f"Stage(CLM(), {steps}),"))
         options = ("--shard", shard, "--micro-batch", "2", "--count", tmp_path / f"{steps}.json")
         commands.append([2, path, fresh(str(steps)), *options])
     typed(*commands)

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from biphase.objectives import LossTerm
 from biphase.specs import AdamW
 from biphase.training.distributed import Ranks, Replicated
 from biphase.training.loop import Hooks, PlainStep, train
@@ -23,6 +24,10 @@ class Rows:
     @property
     def count(self):
         return len(self.inputs)
+
+    @property
+    def term(self):
+        return LossTerm(self.count)
 
     def to(self, device):
         return self
@@ -168,16 +173,16 @@ def test_a_step_may_wrap_the_plain_one():
     taken = []
 
     def step(plain):
-        def take(micro, labels, rate):
-            taken.append((len(micro), labels, rate))
-            return plain(micro, labels, rate)
+        def take(micro, divisors, rate):
+            taken.append((len(micro), divisors, rate))
+            return plain(micro, divisors, rate)
 
         return take
 
     mine, theirs = model_of(), model_of()
     ours(mine, steps_of(3), clip=1.0, wrapped=step)
     ours(theirs, steps_of(3), clip=1.0)
-    assert taken == [(2, 8, rate(number)) for number in range(3)]
+    assert taken == [(2, [8, 8], rate(number)) for number in range(3)]
     assert_same_weights(mine, theirs, rtol=0, atol=0)
 
 
@@ -198,12 +203,12 @@ def test_an_idle_step_computes_the_loss_and_changes_nothing():
     adam = build(model, AdamW())
     forget(adam)
     step, (first, second) = plain_step(model, adam), steps_of(2)
-    step(first, 8, 1e-2)
+    step(first, [8, 8], 1e-2)
     before = state_of(model, adam)
-    idle = step(second, 8, 1e-2, idle=True)
+    idle = step(second, [8, 8], 1e-2, idle=True)
     assert equal(before, state_of(model, adam))
     assert all(one.grad is None for one in model.parameters())
-    real = step(second, 8, 1e-2)
+    real = step(second, [8, 8], 1e-2)
     assert torch.equal(idle.loss, real.loss)
     assert torch.equal(idle.norm, real.norm)
     assert not equal(before, state_of(model, adam))
@@ -220,7 +225,9 @@ def test_rates_and_labels_on_the_device_give_the_same_step():
             assert len({id(group["lr"]) for group in adam.param_groups}) == len(adam.param_groups)
         step = plain_step(model, adam)
         for number, micro in enumerate(steps_of(4)):
-            labels, pace = (torch.tensor(8.0), torch.tensor(rate(number))) if there else (8, rate(number))
-            step(micro, labels, pace)
+            divisors, pace = (
+                (torch.tensor([8.0, 8.0]), torch.tensor(rate(number))) if there else ([8, 8], rate(number))
+            )
+            step(micro, divisors, pace)
         outcomes.append(model)
     assert_same_weights(*outcomes, rtol=1e-6, atol=1e-7)

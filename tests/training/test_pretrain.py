@@ -9,16 +9,19 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Muon, Rows, Stage
+from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Mix, Muon, Rows, Stage, Uniform
+from biphase.attention import pattern_of
 from biphase.data.shards import Shards
 from biphase.errors import ModelError, StoreError, TrainingError
 from biphase.keys import checkpoint_key
 from biphase.models.backbone import TokenizerInfo, from_hub
+from biphase.objectives import assign
 from biphase.study.plan import identities
 from biphase.training import checkpoint, distributed
 from biphase.training.distributed import Ranks
 from biphase.training.pretrain import Pretraining, heldout_losses
 
+DRAWN = MLM(Uniform(0, 1), replace=(0.8, 0.1, 0.1), weight="1/ratio")
 RUNS = {
     "clm": {"stages": (Stage(CLM(), 12),)},
     "mlm": {"stages": (Stage(MLM(0.4, replace=(0.8, 0.1, 0.1)), 12),)},
@@ -41,6 +44,14 @@ RUNS = {
     },
     "z-loss": {"z_loss": 1e-2},
     "documents": {"packing": Rows(32, document_mask=True)},
+    "mix": {
+        "stages": (
+            Stage(Mix({CLM(): 3, MNTP(0.3): 1}), 5),
+            Stage(Mix({CLM(): Linear(1, 0, 6), DRAWN: 0.5}, weights={CLM(): 2}, mean_over="labels"), 7),
+        )
+    },
+    "drawn": {"stages": (Stage(DRAWN, 12),), "packing": Rows(32)},
+    "units": {"stages": (Stage(MLM(0.3, unit="word"), 5), Stage(MNTP(0.3, unit="span", mean_span=2), 7))},
 }
 
 
@@ -243,6 +254,78 @@ def test_both_objectives_learn_more_than_the_frequency_of_tokens(tiny_run, train
         losses = [line["loss"] for line in train(run, 150, store).meter.lines if "loss" in line]
         assert losses[0] == pytest.approx(math.log(320), abs=0.2)
         assert losses[-1] < entropy - 0.8, objective
+
+
+# ---------------------------------------------------------------- mixtures and drawn ratios
+
+MIX = {CLM(): 2, MNTP(0.3): 1, DRAWN: 1}
+WAYS = [
+    Mix(MIX),
+    Mix(MIX, weights={CLM(): 2, DRAWN: 0.5}),
+    Mix(MIX, weights={CLM(): 2}, mean_over="labels"),
+    DRAWN,
+]
+
+
+def loss_by_hand(job, objective, step):
+    """The loss of a step, row by row and label by label, with torch's own cross-entropy."""
+    run = job.run
+    sums, masses = {}, {}
+    for each in assign(objective, step * run.rows_per_step, run.rows_per_step, seed=run.seed, step=step):
+        sums[each.objective] = masses[each.objective] = 0.0
+        for sample in each.samples.tolist():
+            batch = job.stream.batch(each.objective, torch.tensor([sample]), step=step)
+            pattern = pattern_of(batch, varlen=False)
+            logits = job.model.logits(batch.ids, batch.positions, pattern).flatten(0, 1)[batch.label_at]
+            losses = torch.nn.functional.cross_entropy(logits, batch.labels, reduction="none")
+            weights = torch.ones(len(losses)) if batch.weights is None else batch.weights
+            sums[each.objective] += float(losses.double() @ weights.double())
+            masses[each.objective] += batch.term.mass
+    parts = objective.parts_at(step)
+    if getattr(objective, "mean_over", "labels") == "labels":
+        return sum(part.weight * sums[part.objective] for part in parts) / sum(masses.values())
+    return sum(part.share * part.weight * sums[part.objective] / masses[part.objective] for part in parts)
+
+
+@pytest.mark.parametrize("micro_rows", [8, 3])
+@pytest.mark.parametrize("objective", WAYS, ids=lambda one: one.label)
+def test_the_loss_of_a_step_is_the_stated_mean(tiny_run, job_of, store, objective, micro_rows):
+    run = tiny_run("mix", Stage(objective, 6))
+    job = job_of(run, 6, store, micro_rows=micro_rows)
+    job.load()
+    with torch.no_grad():
+        wanted = loss_by_hand(job, objective, 0)
+    job.train()
+    assert job.meter.lines[0]["loss"] == pytest.approx(wanted, rel=1e-5)
+    assert job.meter.lines[0]["objective"] == objective.label
+
+
+def test_each_micro_batch_of_a_mixture_attends_in_the_direction_of_its_objective(tiny_run, job_of, store):
+    """Law 1: causal rows never see the future, the others do, and no chunk sees another."""
+    job = job_of(tiny_run("mix", Stage(Mix(MIX), 6)), 6, store, micro_rows=3)
+    job.load()
+    directions = set()
+    for batch in job._batches(0):
+        directions.add(batch.causal)
+        pattern = pattern_of(batch, varlen=False)
+        changed = batch.ids.clone()
+        changed[:, 20] = (changed[:, 20] + 7) % 300
+        with torch.no_grad():
+            moved = [job.model.hidden(ids, batch.positions, pattern) for ids in (batch.ids, changed)]
+        seen = (moved[0] != moved[1]).any(-1)
+        same = batch.segments == batch.segments[:, 20:21]
+        after = torch.arange(32) >= 20
+        assert torch.equal(seen, same & after if batch.causal else same)
+    assert directions == {True, False}
+
+
+def test_a_mixture_is_measured_by_each_of_its_objectives(tiny_run, train, store):
+    mix = Mix({CLM(): 3, MNTP(Linear(0.5, 0.2, 6)): 1, DRAWN: 1})
+    job = train(tiny_run("mix", Stage(mix, 12)), 12, store)
+    measured = {line["step"]: line["heldout"] for line in job.meter.lines if "heldout" in line}
+    common = {"clm", "mlm40", DRAWN.column}
+    assert set(measured[5]) == {*common, "mntp30"}
+    assert set(measured[12]) == {*common, "mntp20"}
 
 
 # ---------------------------------------------------------------- held-out losses

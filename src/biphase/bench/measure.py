@@ -47,7 +47,19 @@ from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
 from biphase.presets import SIZES
-from biphase.specs import CLM, MLM, AdamW, Answer, Chunks, Classify, Finetune, Objective, Rows, Splits, Task
+from biphase.specs import (
+    CLM,
+    MLM,
+    AdamW,
+    Answer,
+    Chunks,
+    Classify,
+    Finetune,
+    RowObjective,
+    Rows,
+    Splits,
+    Task,
+)
 from biphase.specs.tasks import AnswerSpan, LabelledText, Question
 from biphase.tasks.encode import Ragged, Tokenization
 from biphase.tasks.load import Examples
@@ -329,7 +341,7 @@ def _spelled(ids: np.ndarray) -> str:
 RATE = 5e-4
 
 
-def objective_of(case: PretrainCase) -> Objective:
+def objective_of(case: PretrainCase) -> RowObjective:
     return MLM(case.ratio) if case.objective == "mlm" else CLM()
 
 

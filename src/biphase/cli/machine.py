@@ -10,11 +10,14 @@ from typing import Literal
 from typer import Argument, Option
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, tell, with_store
+from biphase.errors import SpecError
 
 
 @app.command()
 def tokenize(
-    corpus: str = Argument(..., metavar="CORPUS", help="corpus by name, a file, a folder or hf://…"),
+    corpus: str = Argument(
+        ..., metavar="CORPUS|STUDY", help="corpus by name, a file, a folder, hf://…, or a study's .py"
+    ),
     store_folder: StoreFolder = DEFAULT_STORE,
     tokenizer: str = Option(
         "", help="bpe:32000 trains one; or a folder, a tokenizer.json, or owner/name@revision"
@@ -24,7 +27,7 @@ def tokenize(
     from_folder: Path | None = Option(None, "--from", help="local copy of a hub corpus"),
     processes: int = Option(0, min=0, help="0: one per core"),
 ) -> None:
-    """Tokenize a corpus into shards, in parallel. Stop it at any time; the same command resumes."""
+    """Tokenize a corpus, or those of a study, in parallel. Stop it at any time; the same command resumes."""
     import time
 
     from biphase.data.corpus import shards_key, write_link
@@ -33,19 +36,26 @@ def tokenize(
     from biphase.leases import Leases
     from biphase.store import Store
     from biphase.study.describe import shards_text
-    from biphase.study.load import corpus_named
+    from biphase.study.load import corpus_named, load
+    from biphase.study.plan import corpora_of
 
-    named = corpus_named(corpus, tokenizer=tokenizer, text=text, heldout=heldout)
+    if corpus.endswith(".py"):
+        if tokenizer or text or heldout or from_folder:
+            raise SpecError(f"{corpus} says how its corpora are read; type: biphase tokenize {corpus}")
+        corpora = corpora_of(load(Path(corpus)).study)
+    else:
+        corpora = [corpus_named(corpus, tokenizer=tokenizer, text=text, heldout=heldout)]
     store = Store.open(store_folder)
-    if from_folder is not None:
-        write_link(named, store, from_folder)
-    key = shards_key(named, store)
     leases = Leases(store.leases)
-    while (lease := leases.take(f"shards-{key}")) is None:
-        time.sleep(1)  # another process is making them
-    with lease:
-        folder = make_shards(named, store, processes=processes, report=tell, lost=lambda: lease.lost)
-    show(shards_text(Shards.open(folder), folder))
+    for each in corpora:
+        if from_folder is not None:
+            write_link(each, store, from_folder)
+        key = shards_key(each, store)
+        while (lease := leases.take(f"shards-{key}")) is None:
+            time.sleep(1)  # another process is making them
+        with lease:
+            folder = make_shards(each, store, processes=processes, report=tell, lost=lambda: lease.lost)
+        show(shards_text(Shards.open(folder), folder))
 
 
 @app.command()

@@ -17,11 +17,10 @@ or processes gives the same batches, and repetitions of a small corpus are count
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -29,10 +28,11 @@ import torch
 from torch import Tensor
 
 from biphase.data.shards import Shards, Tokens
+from biphase.data.tokenizer import continues_word, load_saved
 from biphase.errors import DataError
-from biphase.objectives import IGNORE, Batch, Vocabulary, apply, label_bound
+from biphase.objectives import IGNORE, WHOLE, Assigned, Batch, LossTerm, Vocabulary, apply, label_bound
 from biphase.randomness import below, hash_samples, permute, salt
-from biphase.specs import Chunks, Objective, Rows
+from biphase.specs import Chunks, RowObjective, Rows
 
 Packing = Chunks | Rows
 
@@ -103,9 +103,9 @@ class Stream:
     shuffled: bool = True
 
     @classmethod
-    def of(cls, shards: Shards, packing: Packing, seed: int) -> Stream:
-        """Return the stream of the training rows of `shards`."""
-        vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+    def of(cls, shards: Shards, packing: Packing, seed: int, *, words: bool = False) -> Stream:
+        """Return the stream of the training rows of `shards`; `words`: whole words are masked."""
+        vocabulary = _vocabulary(shards, words=words)
         stream = cls(shards.train, packing, seed, shards.eos_id, vocabulary)
         if stream.rows == 0:
             raise DataError(
@@ -133,10 +133,19 @@ class Stream:
                 index[here] = permute(index[here], self.rows, salt(self.seed, "order", epoch))
         return torch.from_numpy(self.tokens.rows(index.numpy(), self.packing.length).astype(np.int64))
 
-    def batch(self, objective: Objective, samples: Tensor, *, step: int, fixed: bool = False) -> Batch:
+    def batch(
+        self,
+        objective: RowObjective,
+        samples: Tensor,
+        *,
+        step: int,
+        fixed: bool = False,
+        term: LossTerm = WHOLE,
+    ) -> Batch:
         """Return the batch of the sample indices `samples` under `objective`, `step` steps into its phase.
 
-        `fixed` pads the lists of labels and boundaries to lengths that stay the same from step to step.
+        `fixed` pads the lists of labels and boundaries to lengths that stay the same from step to step. `term`: how its
+        loss enters that of the step, before its mass.
         """
         ids = self.ids(samples)
         segments = segments_of(self.packing, ids, samples, seed=self.seed, eos_id=self.eos_id)
@@ -147,7 +156,7 @@ class Stream:
         label_at = (flat != IGNORE).nonzero().flatten()
         labels, count, rare = flat[label_at], len(label_at), False
         if fixed:
-            bound = label_bound(objective, ids.numel())
+            bound = label_bound(objective, *ids.shape)
             rare = bound < count
             while bound < count:  # checked on the host before the step, so that no label is dropped
                 bound *= 2
@@ -158,6 +167,7 @@ class Stream:
                 filling = (flat == IGNORE).nonzero().flatten()[: bound - count]
                 label_at = torch.cat([label_at, filling])
                 labels = flat[label_at]
+        weights = inputs.weights
         return Batch(
             ids=inputs.ids,
             positions=positions_of(segments, *ids.shape),
@@ -168,25 +178,57 @@ class Stream:
             count=count,
             causal=inputs.causal,
             samples=samples,
+            weights=None if weights is None else weights[label_at // ids.shape[1]],
+            loss_term=replace(term, mass=count if inputs.mass is None else inputs.mass),
             steady=isinstance(self.packing, Chunks),
             fixed=fixed and not rare,  # a shape of its own, which is not worth a captured step
         )
 
 
-def heldout_stream(shards: Shards, packing: Packing) -> Stream:
+def _vocabulary(shards: Shards, *, words: bool) -> Vocabulary:
+    table = continues_word(load_saved(shards.tokenizer)) if words else None
+    return Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids, table)
+
+
+def heldout_stream(shards: Shards, packing: Packing, *, words: bool = False) -> Stream:
     """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed."""
-    vocabulary = Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids)
+    vocabulary = _vocabulary(shards, words=words)
     return Stream(shards.heldout, packing, 0, shards.eos_id, vocabulary, shuffled=False)
 
 
-def share(first: int, rows: int, rank: int, world: int) -> Tensor:
-    """Return the sample indices of one step that process `rank` of `world` computes."""
-    return torch.arange(first + rows * rank // world, first + rows * (rank + 1) // world)
+def share(
+    step: list[Assigned], rank: int, world: int, micro_rows: int, *, few_shapes: bool = False
+) -> list[Assigned]:
+    """Return the micro-batches that process `rank` of `world` computes of one step.
+
+    The rows of a step, objective after objective, are divided among the processes, and those of one objective into
+    micro-batches of at most `micro_rows` rows; with `few_shapes`, smaller ones have powers of two, since compiled code
+    is compiled for each shape and the numbers of rows of a mixture change.
+    """
+    rows = sum(len(each.samples) for each in step)
+    first, until = rows * rank // world, rows * (rank + 1) // world
+    own = []
+    for each in step:
+        count = len(each.samples)
+        mine = each.samples[max(first, 0) : max(until, 0)]
+        parts = mine.split(micro_rows)
+        if few_shapes:
+            parts = [part for whole in parts for part in whole.split(_powers(len(whole), micro_rows))]
+        own += [replace(each, samples=part) for part in parts if len(part)]
+        first, until = first - count, until - count
+    return own
 
 
-def passes_of(rows: int, world: int, micro_rows: int) -> int:
-    """Return the number of micro-batches that the largest process share of a step takes."""
-    return math.ceil(math.ceil(rows / world) / micro_rows)
+def _powers(count: int, micro_rows: int) -> list[int]:
+    """Return `count` as a sum of falling powers of two; a whole micro-batch stays whole."""
+    if count == micro_rows:
+        return [count]
+    return [1 << bit for bit in reversed(range(count.bit_length())) if count >> bit & 1] or [0]
+
+
+def passes_of(step: list[Assigned], world: int, micro_rows: int, *, few_shapes: bool = False) -> int:
+    """Return the number of micro-batches that the process with the most of them takes of one step."""
+    return max(len(share(step, rank, world, micro_rows, few_shapes=few_shapes)) for rank in range(world))
 
 
 Item = TypeVar("Item")

@@ -185,6 +185,43 @@ class Tokenizer:
         write_json(folder / TOKENIZER_FILES[1], config)
 
 
+# ---------------------------------------------------------------- words
+
+
+def continues_word(tokenizer: Tokenizer) -> list[bool]:
+    """Return for each id whether it continues the word of the token before it, by the tokenizer's own sign.
+
+    WordPiece marks these tokens (##), the others mark the beginning of a word by the space before it: byte-level BPE as
+    Ġ, SentencePiece as ▁. There a token without a space continues a word if it begins with a letter or digit, or inside
+    a character of several bytes; punctuation begins a word, and letters right after an opening quote are in that word.
+    """
+    spec = json.loads(tokenizer.model.to_str())
+    kind, prefix = spec["model"]["type"], spec["model"].get("continuing_subword_prefix") or ""
+    byte_level = "ByteLevel" in json.dumps(spec["decoder"])
+    table = [False] * tokenizer.vocab
+    for text, number in tokenizer.model.get_vocab(with_added_tokens=False).items():
+        if kind == "WordPiece":
+            table[number] = text.startswith(prefix)
+        elif kind != "WordLevel":
+            table[number] = _first_character(text, byte_level=byte_level).isalnum()
+    return table
+
+
+def _first_character(text: str, *, byte_level: bool) -> str:
+    """Return the character that a token begins with; a letter if it begins inside one."""
+    fallback = re.fullmatch(
+        r"<0x([0-9A-F]{2})>", text
+    )  # SentencePiece: a byte of a character that it does not have
+    if not byte_level and fallback is None:
+        return text[:1]
+    if byte_level:
+        start = bytes(_bytes()[letter] for letter in text[:4] if letter in _bytes())
+    else:
+        start = bytes([int(fallback[1], 16)]) if fallback else b""
+    character = start.decode(errors="replace")[:1]
+    return "a" if character == "\ufffd" else character
+
+
 # ---------------------------------------------------------------- load
 
 
@@ -574,6 +611,12 @@ def _check_reached(model: dict[str, Any], ordinary: set[str], merges: list[tuple
     for token in merged:
         if len(bpe.tokenize(token)) != 1:
             raise Inconvertible(f"merging does not lead to its token {token!r}")
+
+
+@cache
+def _bytes() -> dict[str, int]:
+    """Return the byte that each character of a byte-level vocabulary represents."""
+    return {letter: byte for byte, letter in enumerate(_letters())}
 
 
 @cache

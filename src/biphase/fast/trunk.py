@@ -376,6 +376,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
         cap: float | None,
         slice_rows: int,
         head: Tensor,  # the weight in the matmul dtype, zero-padded beyond the vocabulary
+        weights: Tensor | None,  # (P,) of the labels
         needed: tuple[bool, bool, bool],  # gradients to compute: of hidden states, weight, bias
         z_loss: float,
     ) -> Tensor:
@@ -396,7 +397,11 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             if cap is not None:
                 logits = logits.div_(cap).tanh_().mul_(cap)
                 slope = 1 - (logits / cap).square_() if any(needed) else None  # derivative of tanh
-            total += ops.softmax_error_(logits[:, :vocab], labels[rows], z_loss).sum()
+            losses = ops.softmax_error_(logits[:, :vocab], labels[rows], z_loss)
+            if weights is not None:
+                losses = losses * weights[rows]
+                logits.mul_(weights[rows, None])  # the error, of which the gradients are made
+            total += losses.sum()
             if any(needed):
                 error = (
                     logits if slope is None else logits.mul_(slope)
@@ -426,7 +431,7 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             None if grad is None else grad.mul_(scale).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*gradients, None, None, None, None, None, None)
+        return (*gradients, None, None, None, None, None, None, None)
 
 
 def cross_entropy_sum(
@@ -438,13 +443,15 @@ def cross_entropy_sum(
     cap: float | None = None,
     slice_rows: int = 0,
     head: Tensor | None = None,
+    weights: Tensor | None = None,
     z_loss: float = 0.0,
 ) -> Tensor:
     """Return Σ −log p(label) over the rows of `hidden` (P, d), for a head `weight` (V, d) and its `bias` (V,).
 
-    Rows with a negative label are ignored. With `cap`, logits become cap·tanh(logits / cap). `head` is an existing
-    16-bit copy of the weight; without it the weight is cast here. `z_loss` times the squared log-sum-exp of each row's
-    logits is added, which keeps it near 0. Sums are in fp32 whatever dtype the matmuls use.
+    Rows with a negative label are ignored; `weights` (P,) multiply the losses of the others. With `cap`, logits become
+    cap·tanh(logits / cap). `head` is an existing 16-bit copy of the weight; without it the weight is cast here. `z_loss`
+    times the squared log-sum-exp of each row's logits is added, which keeps it near 0. Sums are in fp32 whatever dtype
+    the matmuls use.
     """
     kind = hidden.device.type
     rows = slice_rows or rows_per_slice(len(labels), weight.shape[0], kind)
@@ -456,7 +463,9 @@ def cross_entropy_sum(
             on and tensor is not None and tensor.requires_grad for tensor in (hidden, weight, bias)
         )
         copy = _padded(weight.detach(), dtype) if head is None else head
-        return _SlicedCrossEntropy.apply(hidden, weight, bias, labels, cap, rows, copy, needed, z_loss)
+        return _SlicedCrossEntropy.apply(
+            hidden, weight, bias, labels, cap, rows, copy, weights, needed, z_loss
+        )
 
 
 def _padded(weight: Tensor, dtype: torch.dtype) -> Tensor:

@@ -26,7 +26,7 @@ from biphase.data.tokenizer import literal, load_saved, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
 from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, pack
 from biphase.models.hub import load_tokenizer, refuse_larger
-from biphase.objectives import in_one_buffer, views_of
+from biphase.objectives import LossTerm, in_one_buffer, views_of
 from biphase.presets import corpus_of
 from biphase.protocol import FINETUNE_TOKENS, input_length, token_share
 from biphase.records import content_key
@@ -184,6 +184,10 @@ class TaskBatch:
     def graph_key(self) -> int | None:
         """What a captured step depends on besides the tensors' contents: the width, since graphs belong to a task."""
         return self.width or None
+
+    @property
+    def term(self) -> LossTerm:
+        return LossTerm(self.count)
 
     @property
     def tensors(self) -> list[Tensor]:

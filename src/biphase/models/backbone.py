@@ -402,8 +402,12 @@ class LanguageModel(nn.Module):
         label_at: Tensor,
         labels: Tensor,
         z_loss: float = 0.0,
+        weights: Tensor | None = None,
     ) -> Tensor:
-        """Return the sum of the losses at the labelled positions, with `z_loss` times their squared log-sum-exp."""
+        """Return the sum of the losses at the labelled positions, each times its weight.
+
+        A loss is −log p(label) plus `z_loss` times the squared log-sum-exp.
+        """
         output, fused = self.output, self.encoder.fused
         if fused is None or self.head_copy is None:
             rows, head = self.hidden(ids, positions, pattern).flatten(0, 1)[label_at], None
@@ -419,10 +423,11 @@ class LanguageModel(nn.Module):
             cap=output.cap,
             head=head,
             z_loss=z_loss,
+            weights=weights,
         )
 
     def loss_sum(self, batch: Batch, pattern: AttentionPattern, *, z_loss: float = 0.0) -> Tensor:
-        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels, z_loss)
+        return self(batch.ids, batch.positions, pattern, batch.label_at, batch.labels, z_loss, batch.weights)
 
 
 # ---------------------------------------------------------------- construction

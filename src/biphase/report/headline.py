@@ -30,6 +30,7 @@ KINDS = {
     "mlm": "masked only",
     "clm-mlm": "causal, then masked",
     "start": "no training",
+    "mix": "mixed in every step",
     "other": "another order",
 }
 

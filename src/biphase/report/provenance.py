@@ -22,9 +22,8 @@ from biphase.report.recipes import Recipe, recipe_of
 from biphase.specs import Finetune
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study.costs import card_of
 from biphase.study.datasets import kept
-from biphase.study.plan import Plan
+from biphase.study.plan import Plan, card_of
 from biphase.text import counted, duration, listed, rate, short
 from biphase.version import code_version
 

@@ -19,12 +19,13 @@ from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import MASKED
 
-Kind = Literal["start", "clm", "mlm", "clm-mlm", "other"]
+Kind = Literal["start", "clm", "mlm", "clm-mlm", "mix", "other"]
 KIND_OF: dict[tuple[str, ...], Kind] = {  # objectives in their order
     (): "start",
     ("clm",): "clm",
     ("mlm",): "mlm",
     ("clm", "mlm"): "clm-mlm",
+    ("mix",): "mix",
 }
 # ("warmup" or "decay", whether of continued runs) → its shares of the run, where it scales with the run's length
 Shares = dict[tuple[str, bool], list[float]]
@@ -157,6 +158,8 @@ class Published:
 
 def named(objective: str) -> str:
     """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
+    if objective.startswith("mix "):  # the names of what is mixed, too
+        return re.sub(r"\b(mix|clm|mlm|mntp)\b", lambda name: name[0].upper(), objective)
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
     sign = "%" if word in MASKED and ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
     return " ".join([word.upper(), *ratio]) + sign

@@ -316,9 +316,9 @@ def marked(finding: Finding, claim: Examined, epochs: Epochs) -> Finding:
 
 
 def _causal(model: Model) -> float:
-    """The share of all its steps trained with CLM: models that differ in it gain differently from a second epoch."""
+    """The share of all its rows trained with CLM: models that differ in it gain differently from a second epoch."""
     spans = model.recipe.spans
-    causal = sum(one.steps for one in spans if one.objective.causal)
+    causal = sum(one.steps * one.objective.causal_share(0, one.steps) for one in spans)
     return round(causal / model.recipe.steps, 6) if spans else 0.0
 
 

@@ -1,9 +1,9 @@
-"""Training objectives: causal (CLM), masked (MLM) and masked next-token (MNTP) language modeling.
+"""Training objectives: causal (CLM), masked (MLM) and masked next-token (MNTP) language modeling, and mixtures of them.
 
 An objective is a record that answers what planning, training and reports ask of it, so that they need not know which
 one it is:
 
-    name             clm, mlm, mntp
+    name             clm, mlm, mntp, mix
     label            for people: clm, mlm 40%, mntp 40→20%
     column           for the held-out losses on disk: clm, mlm40
     causal           the direction of attention
@@ -11,27 +11,44 @@ one it is:
     rule             shares of masked tokens that become the mask token, become random, stay: 100/0/0
     plain            masked tokens, if any, all become the mask token
     restarts         two neighbouring phases of this objective differ from one long phase
-    highest_ratio    the largest share of tokens that are predicted
-    ratio_at(step)   the masking ratio `step` steps into its phase; None if nothing is masked
-    at(step)         the objective as it is at that step, with a constant ratio
+    ratio_at(step)   the masking ratio `step` steps into its phase; None if nothing is masked or rows differ
+    parts_at(step)   the objectives of the rows of that step, each with its share; itself alone, if it is no mixture
     labelled_share   the share of positions with a label, for costs
+    causal_share     the share of rows with causal attention, for costs
 
-To add an objective, e.g. one that mixes CLM and MLM by row, change at most four files: its record and the union
-`Objective` here, its name in `specs/__init__.py`, its model inputs and labels in `objectives.apply`, and, if rows of one
-batch differ in attention direction, the pattern in `attention.pattern_of`. docs/extending.md shows an example.
+and those of one row:
+
+    at(step)         the objective as it is at that step, with a constant ratio
+    highest_ratio    the largest share of tokens that are predicted
+    label_variance   the variance of the number of labels of a row
+
+To add an objective, change at most four files: its record and the union `RowObjective` here, its name in
+`specs/__init__.py`, its model inputs and labels in `objectives.apply`, and, if it needs another attention pattern,
+`attention.pattern_of`. docs/extending.md shows an example. `Mix` then mixes it with the others.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
-from biphase.records import record
+from biphase.records import added, record
 from biphase.specs.sources import Packing
 
 ALL_MASKED = (1.0, 0.0, 0.0)  # every masked token becomes the mask token
+LONG_WORD = 8.0  # tokens, for the spread of the number of labels
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a step that have one objective: their share, and the weight of their loss."""
+
+    objective: RowObjective
+    share: float = 1.0
+    weight: float = 1.0
 
 
 @record
@@ -55,8 +72,17 @@ class CLM:
     def at(self, step: int) -> CLM:
         return self
 
+    def parts_at(self, step: int) -> tuple[Part, ...]:
+        return (Part(self),)
+
+    def label_variance(self, tokens: int) -> float:
+        return 0.0
+
     def labelled_share(self, packing: Packing, first: int, until: int) -> float:
         return packing.share_with_neighbour
+
+    def causal_share(self, first: int, until: int) -> float:
+        return 1.0
 
 
 def _check_ratio(where: str, value: float) -> None:
@@ -67,7 +93,7 @@ def _check_ratio(where: str, value: float) -> None:
 
 @dataclass(frozen=True)
 class RatioSchedule:
-    """A masking ratio that changes from `first` to `last` over `steps` steps, then stays constant."""
+    """A masking ratio, or a share of rows, that changes from `first` to `last` over `steps` steps, then stays."""
 
     first: float
     last: float
@@ -75,8 +101,9 @@ class RatioSchedule:
 
     def check(self) -> None:
         kind = type(self).__name__
-        _check_ratio(kind, self.first)
-        _check_ratio(kind, self.last)
+        for value in (self.first, self.last):
+            if not 0 <= value <= 1:
+                _check_ratio(kind, value)
         if self.steps < 1:
             raise SpecError(f"{kind}.steps must be at least 1, it is {self.steps}")
 
@@ -92,7 +119,7 @@ class RatioSchedule:
 
 @record
 class Linear(RatioSchedule):
-    """A masking ratio that changes linearly from `first` to `last` over `steps` steps, then stays constant."""
+    """A ratio or share that changes linearly from `first` to `last` over `steps` steps, then stays constant."""
 
     def at(self, step: int) -> float:
         return self.first + (self.last - self.first) * min(step / self.steps, 1.0)
@@ -100,7 +127,7 @@ class Linear(RatioSchedule):
 
 @record
 class Cosine(RatioSchedule):
-    """A masking ratio that follows half a cosine from `first` to `last` over `steps` steps, then stays constant."""
+    """A ratio or share that follows half a cosine from `first` to `last` over `steps` steps, then stays constant."""
 
     def at(self, step: int) -> float:
         left = (1 + math.cos(math.pi * min(step / self.steps, 1.0))) / 2
@@ -108,15 +135,43 @@ class Cosine(RatioSchedule):
 
 
 @record
+class Uniform:
+    """A masking ratio drawn for each row, uniform between `low` and `high`, as in masked diffusion."""
+
+    low: float
+    high: float
+
+    def check(self) -> None:
+        if not 0 <= self.low < self.high <= 1:
+            raise SpecError(
+                f"Uniform(low, high) draws ratios between 0 and 1, low below high, not {self.low:g} and "
+                f"{self.high:g}; masked diffusion uses Uniform(0, 1)"
+            )
+
+    @property
+    def mean(self) -> float:
+        return (self.low + self.high) / 2
+
+    @property
+    def variance(self) -> float:
+        return (self.high - self.low) ** 2 / 12
+
+
+@record
 class MLM:
     """Masked language modeling: mask a share `ratio` of the tokens and predict them with bidirectional attention.
 
     `replace` gives the shares of masked tokens that become the mask token, become a random token, or stay unchanged.
-    EuroBERT uses (1, 0, 0), BERT (0.8, 0.1, 0.1).
+    EuroBERT uses (1, 0, 0), BERT (0.8, 0.1, 0.1). With `weight` "1/ratio" the loss of a row is weighted by the inverse
+    of its masking ratio, and all rows weigh the same however much of them is masked. `unit` is what is masked as a
+    whole: single tokens, words, or spans of random lengths with a mean of `mean_span` tokens.
     """
 
-    ratio: float | Linear | Cosine
+    ratio: float | Linear | Cosine | Uniform
     replace: tuple[float, float, float] = ALL_MASKED
+    weight: Literal["1", "1/ratio"] = added("1")
+    unit: Literal["token", "word", "span"] = added("token")
+    mean_span: float = added(3.0)
 
     causal: ClassVar[bool] = False
     shifted: ClassVar[bool] = False
@@ -125,8 +180,15 @@ class MLM:
         kind = type(self).__name__
         if isinstance(self.ratio, float):
             _check_ratio(kind, self.ratio)
+        if isinstance(self.ratio, RatioSchedule):
+            _check_ratio(type(self.ratio).__name__, self.ratio.first)
+            _check_ratio(type(self.ratio).__name__, self.ratio.last)
         if min(self.replace) < 0 or abs(sum(self.replace) - 1) > 1e-9:
             raise SpecError(f"{kind}.replace must be three shares that sum to 1, not {self.replace}")
+        if self.mean_span < 1 or (self.mean_span != 3 and self.unit != "span"):
+            raise SpecError(
+                f"{kind}.mean_span is a number of tokens of at least 1, for unit='span'; it is {self.mean_span:g}"
+            )
 
     @property
     def name(self) -> str:
@@ -134,15 +196,25 @@ class MLM:
 
     @property
     def label(self) -> str:
-        if isinstance(self.ratio, RatioSchedule):
-            percent = f"{self.ratio.first * 100:g}→{self.ratio.last * 100:g}%"
+        ratio = self.ratio
+        if isinstance(ratio, RatioSchedule):
+            percent = f"{ratio.first * 100:g}→{ratio.last * 100:g}%"
+        elif isinstance(ratio, Uniform):
+            percent = f"{ratio.low * 100:g}–{ratio.high * 100:g}%"
         else:
-            percent = f"{self.ratio * 100:.6g}%"
-        return f"{self.name} {percent}" if self.plain else f"{self.name} {percent} {self.rule}"
+            percent = f"{ratio * 100:.6g}%"
+        return " ".join([self.name, percent, *self.variants])
+
+    @property
+    def variants(self) -> list[str]:
+        """What differs from masking single tokens, all by the mask token, with labels of equal weight."""
+        unit = {"token": "", "word": "words", "span": f"spans of {self.mean_span:g}"}[self.unit]
+        rule, weight = "" if self.plain else self.rule, "" if self.weight == "1" else "weighted 1/ratio"
+        return [variant for variant in (unit, rule, weight) if variant]
 
     @property
     def column(self) -> str:
-        return self.label.replace(" ", "").replace("%", "") if self.plain else self.label
+        return self.label if self.variants else self.label.replace(" ", "").replace("%", "")
 
     @property
     def rule(self) -> str:
@@ -159,23 +231,44 @@ class MLM:
 
     @property
     def constant_ratio(self) -> float | None:
-        return None if isinstance(self.ratio, RatioSchedule) else self.ratio
+        usual = (self.weight, self.unit) == ("1", "token")
+        return self.ratio if isinstance(self.ratio, float) and usual else None
 
     @property
     def highest_ratio(self) -> float:
-        return max(self.ratio.first, self.ratio.last) if isinstance(self.ratio, RatioSchedule) else self.ratio
+        """The highest masking ratio; of drawn ones the mean, since a step has many rows."""
+        if isinstance(self.ratio, RatioSchedule):
+            return max(self.ratio.first, self.ratio.last)
+        return self.ratio.mean if isinstance(self.ratio, Uniform) else self.ratio
 
-    def ratio_at(self, step: int) -> float:
-        """Return the masking ratio `step` steps after the start of the phase."""
-        return self.ratio.at(step) if isinstance(self.ratio, RatioSchedule) else self.ratio
+    def ratio_at(self, step: int) -> float | None:
+        """Return the masking ratio `step` steps after the start of the phase; None if it is drawn for each row."""
+        if isinstance(self.ratio, RatioSchedule):
+            return self.ratio.at(step)
+        return None if isinstance(self.ratio, Uniform) else self.ratio
 
     def at(self, step: int) -> MLM:
-        return type(self)(self.ratio_at(step), self.replace)
+        return replace(self, ratio=self.ratio.at(step)) if isinstance(self.ratio, RatioSchedule) else self
+
+    def parts_at(self, step: int) -> tuple[Part, ...]:
+        return (Part(self),)
+
+    def label_variance(self, tokens: int) -> float:
+        """Return the variance of the number of labels in a row of `tokens` tokens, at the highest ratio."""
+        ratio = self.highest_ratio
+        drawn = self.ratio.variance if isinstance(self.ratio, Uniform) else 0.0
+        # Tokens that are masked together: E[length²] / E[length] of geometric lengths, more than of common words.
+        together = {"token": 1.0, "word": LONG_WORD, "span": 2 * self.mean_span - 1}[self.unit]
+        return together * tokens * (ratio * (1 - ratio) - drawn) + tokens**2 * drawn
 
     def labelled_share(self, packing: Packing, first: int, until: int) -> float:
         """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
-        share = self.ratio.mean(first, until) if isinstance(self.ratio, RatioSchedule) else self.ratio
+        moves = isinstance(self.ratio, RatioSchedule)
+        share = self.ratio.mean(first, until) if moves else self.highest_ratio
         return share * packing.share_with_neighbour if self.shifted else share
+
+    def causal_share(self, first: int, until: int) -> float:
+        return 0.0
 
 
 @record
@@ -188,4 +281,134 @@ class MNTP(MLM):
     shifted: ClassVar[bool] = True
 
 
-Objective = CLM | MLM | MNTP
+RowObjective = CLM | MLM | MNTP
+
+# ---------------------------------------------------------------- mixtures
+
+
+@record
+class Mix:
+    """Several objectives in every step, each for a share of its rows: Mix({CLM(): 3, MNTP(0.3): 1}).
+
+    Shares are relative and may follow a schedule. `weights` multiply the losses of objectives; 1 for those not named.
+    `mean_over` says how the loss of a step is formed. "objective": each objective's loss is the mean over its own
+    labels, and counts by its share of the rows. "labels": the mean over the labels of all objectives.
+    """
+
+    shares: tuple[tuple[RowObjective, float | Linear | Cosine], ...]
+    weights: tuple[tuple[RowObjective, float], ...] = ()
+    mean_over: Literal["objective", "labels"] = "objective"
+
+    name: ClassVar[str] = "mix"
+    rule: ClassVar[str] = ""
+    constant_ratio: ClassVar[None] = None
+
+    def settle(self) -> None:
+        """Bring equal mixtures into one form: sorted, constant shares that sum to 1, no weight of 1."""
+        shares = sorted(self.shares, key=lambda item: (not item[0].causal, item[0].label))
+        constant = [(objective, share) for objective, share in shares if isinstance(share, float)]
+        total = sum(share for _, share in constant)
+        if total > 0 and len(constant) == len(shares):
+            shares = [(objective, share / total) for objective, share in constant]
+        given: dict[Any, float] = dict(self.weights)
+        unknown = next((one for one in given if one not in dict(shares)), None)
+        if unknown is not None:
+            raise SpecError(
+                f"Mix.weights has {unknown.label}, which is not mixed; give it a share of the rows"
+            )
+        weights = tuple((one, given[one]) for one, _ in shares if given.get(one, 1.0) != 1)
+        object.__setattr__(self, "shares", tuple(shares))
+        object.__setattr__(self, "weights", weights)
+
+    def check(self) -> None:
+        if len({objective for objective, _ in self.shares}) < max(2, len(self.shares)):
+            raise SpecError("Mix needs two or more different objectives: Mix({CLM(): 3, MNTP(0.3): 1})")
+        ends = [
+            [share.at(step) if isinstance(share, RatioSchedule) else share for _, share in self.shares]
+            for step in (0, self._moving_steps)
+        ]
+        if (
+            min(map(min, ends)) < 0
+            or min(map(max, zip(*ends, strict=True))) <= 0
+            or min(map(sum, ends)) < 1e-6
+        ):
+            raise SpecError(
+                "Mix: every objective needs a share of the rows above 0, and the shares of a step may not all be 0"
+            )
+        if any(weight <= 0 for _, weight in self.weights):
+            raise SpecError("Mix.weights must be above 0; leave out an objective that is not to be learned")
+
+    @property
+    def objectives(self) -> tuple[RowObjective, ...]:
+        return tuple(objective for objective, _ in self.shares)
+
+    @property
+    def label(self) -> str:
+        """The shares and objectives, as "mix 75% clm + 25% mntp 30%"."""
+        weights = dict(self.weights)
+        parts = []
+        for part, last in zip(self.parts_at(0), self.parts_at(self._moving_steps), strict=True):
+            weight = f" ×{part.weight:g}" if part.objective in weights else ""
+            to = f"→{last.share * 100:.6g}" if last.share != part.share else ""
+            parts.append(f"{part.share * 100:.6g}{to}% {part.objective.label}{weight}")
+        return f"mix {' + '.join(parts)}{', mean over labels' if self.mean_over == 'labels' else ''}"
+
+    @property
+    def column(self) -> str:
+        return self.label
+
+    @property
+    def causal(self) -> bool:
+        return all(objective.causal for objective in self.objectives)
+
+    @property
+    def shifted(self) -> bool:
+        return all(objective.shifted for objective in self.objectives)
+
+    @property
+    def plain(self) -> bool:
+        return all(objective.plain for objective in self.objectives)
+
+    @property
+    def restarts(self) -> bool:
+        """Whether a ratio or a share follows a schedule, which is counted from the start of the phase."""
+        return self._moving_steps > 0 or any(objective.restarts for objective in self.objectives)
+
+    @property
+    def _moving_steps(self) -> int:
+        """The steps after which all shares are constant."""
+        return max(share.steps if isinstance(share, RatioSchedule) else 0 for _, share in self.shares)
+
+    def ratio_at(self, step: int) -> None:
+        """Return the masking ratio: none, since the rows of a step differ."""
+
+    def parts_at(self, step: int) -> tuple[Part, ...]:
+        """Return the objectives with their shares at `step`; a share may be 0 there."""
+        weights = dict(self.weights)
+        shares = [share.at(step) if isinstance(share, RatioSchedule) else share for _, share in self.shares]
+        total = sum(shares)
+        return tuple(
+            Part(objective, share / total, weights.get(objective, 1.0))
+            for objective, share in zip(self.objectives, shares, strict=True)
+        )
+
+    def labelled_share(self, packing: Packing, first: int, until: int) -> float:
+        """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
+        return self._mean(first, until, lambda one, *steps: one.labelled_share(packing, *steps))
+
+    def causal_share(self, first: int, until: int) -> float:
+        """Return the share of rows with causal attention, from step `first` to `until` of the phase."""
+        return self._mean(first, until, lambda one, *steps: one.causal_share(*steps))
+
+    def _mean(self, first: int, until: int, value: Callable[[RowObjective, int, int], float]) -> float:
+        """Return the mean over rows of `value`, which gets an objective and the steps it is a mean over."""
+        spans = [(first, until)]
+        if self.restarts:  # the mean of at most about a thousand steps, evenly spaced
+            spans = [(step, step + 1) for step in range(first, until, max(1, (until - first) // 1_000))]
+        sums = (
+            part.share * value(part.objective, *span) for span in spans for part in self.parts_at(span[0])
+        )
+        return sum(sums) / len(spans)
+
+
+Objective = RowObjective | Mix

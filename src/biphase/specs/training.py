@@ -20,7 +20,7 @@ INHERIT: Any = None  # not given: taken from the run this one starts from, or el
 
 @record
 class Stage:
-    """An objective for a number of optimizer steps.
+    """An objective for a number of optimizer steps, or of epochs: Stage(MLM(0.4), epochs=2).
 
     `rope_base` changes the base of the rotary position embedding from this stage on, e.g. for longer texts; 0 leaves it
     unchanged. The other fields act during this stage alone: `peak` replaces the schedule's peak learning rate (0 keeps
@@ -29,8 +29,9 @@ class Stage:
     """
 
     objective: Objective
-    steps: int
+    steps: int = 0
     rope_base: float = 0.0
+    epochs: float = added(0.0)  # converted to steps when a plan is made, which needs the size of the corpus
     peak: float = added(0.0)
     freeze: tuple[str, ...] = added(())
     layer_decay: float = added(0.0)
@@ -41,7 +42,12 @@ class Stage:
         object.__setattr__(self, "freeze", tuple(sorted(names)))
 
     def check(self) -> None:
-        check_at_least(self, steps=1)
+        if self.epochs < 0 or (self.steps > 0) == (self.epochs > 0):
+            raise SpecError(
+                f"Stage.steps must be at least 1, or epochs above 0, but not both; here steps={self.steps}, "
+                f"epochs={self.epochs:g}. Type Stage(CLM(), 1_000) or Stage(CLM(), epochs=2)"
+            )
+        check_at_least(self, steps=0)
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
         if not 0 <= self.peak < 1:
@@ -78,6 +84,37 @@ def layers_of(freeze: tuple[str, ...], layers: int) -> set[int]:
             )
         chosen |= {*part}
     return chosen
+
+
+MOST_TURNS = 100
+
+
+class Alternate(tuple[Stage, ...]):
+    """Stages that take turns, as a tuple: Alternate((CLM(), 4), (MLM(0.4), 16), unit="epochs").
+
+    The turns are taken `rounds` times. Every change of objective is a checkpoint that the plan keeps, so for turns of a
+    few steps use `Mix`, which has several objectives in each step.
+    """
+
+    def __new__(
+        cls,
+        *turns: tuple[Objective, float],
+        unit: Literal["steps", "epochs"] = "steps",
+        rounds: int = 1,
+    ) -> Alternate:
+        if unit not in ("steps", "epochs"):
+            raise SpecError(f"Alternate.unit must be 'steps' or 'epochs', not {unit!r}")
+        if not turns or any(not isinstance(turn, tuple) or len(turn) != 2 for turn in turns):
+            raise SpecError(
+                f"Alternate takes an objective and its {unit}: Alternate((CLM(), 4), (MLM(0.4), 16))"
+            )
+        if rounds < 1 or rounds * len(turns) > MOST_TURNS:
+            raise SpecError(
+                f"Alternate has {rounds * len(turns):,} turns, and takes from 1 to {MOST_TURNS}, since each ends in a "
+                "checkpoint; for short turns mix the objectives: Mix({CLM(): 1, MLM(0.4): 4})"
+            )
+        stages = tuple(Stage(objective, **dict[str, Any]({unit: length})) for objective, length in turns)
+        return super().__new__(cls, stages * rounds)
 
 
 @record
@@ -386,7 +423,19 @@ class Pretrain:
             raise SpecError(
                 f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
             )
-        object.__setattr__(self, "schedule", self._schedule_in_steps())
+        object.__setattr__(self, "schedule", self._settled_schedule())
+
+    def _settled_schedule(self) -> WSD:
+        """Return the schedule in steps; of a run in epochs as it was given, since its steps are not known yet."""
+        inherited = self.schedule is INHERIT
+        if inherited and self.parent and (self.in_epochs or self.parent.in_epochs):
+            raise SpecError(
+                f"Pretrain {self.name!r}: it or {self.parent.name!r} has stages in epochs, so its schedule cannot be "
+                "inherited; give it one: schedule=WSD(peak=…, decay=0.1)"
+            )
+        if self.in_epochs:
+            return WSD() if inherited else self.schedule
+        return self._schedule_in_steps()
 
     def _schedule_in_steps(self) -> WSD:
         """Return the schedule with warmup and decay as numbers of steps."""
@@ -410,7 +459,8 @@ class Pretrain:
     def check(self) -> None:
         where = f"Pretrain {self.name!r}"
         check_name(where, self.name)
-        if self.stages and self.schedule.warmup + self.schedule.decay > self.steps:
+        longest = math.inf if self.in_epochs else self.steps
+        if self.stages and self.schedule.warmup + self.schedule.decay > longest:
             raise SpecError(
                 f"{where}: warmup ({self.schedule.warmup:,}) and decay ({self.schedule.decay:,}) are longer than "
                 f"its {self.steps:,} steps; type schedule=WSD(warmup=…, decay=…) or shares such as warmup=0.05"
@@ -421,7 +471,7 @@ class Pretrain:
                 f"{where}: batch_tokens ({self.batch_tokens:,}) must be whole rows of {self.packing.length:,} tokens; "
                 f"try batch_tokens={rows * self.packing.length}"
             )
-        if len(set(self.keep)) < len(self.keep) or not all(0 < step < self.steps for step in self.keep):
+        if len(set(self.keep)) < len(self.keep) or not all(0 < step < longest for step in self.keep):
             raise SpecError(
                 f"{where}: keep={self.keep} must be different steps between its start and its end ({self.steps:,})"
             )
@@ -483,6 +533,23 @@ class Pretrain:
     @property
     def steps(self) -> int:
         return sum(stage.steps for stage in self.stages)
+
+    @property
+    def in_epochs(self) -> bool:
+        """Whether stages are counted in epochs, which a plan has converted to steps."""
+        return any(stage.epochs for stage in self.stages)
+
+    def in_steps(self, tokens: int) -> Pretrain:
+        """Return the run with its epochs as steps, for a corpus of `tokens` training tokens."""
+        if not self.in_epochs:
+            return self
+        steps_of_epoch = tokens // self.packing.length / self.rows_per_step
+        stages, passed = [], 0.0
+        for stage in self.stages:
+            before, passed = passed, passed + stage.epochs
+            steps = stage.steps or max(1, round(passed * steps_of_epoch) - round(before * steps_of_epoch))
+            stages.append(replace(stage, steps=steps, epochs=0.0))
+        return replace(self, stages=tuple(stages))
 
     @property
     def rows_per_step(self) -> int:
@@ -558,6 +625,11 @@ class Pretrain:
         """Return the share of positions with a label from step `first` to `until`, which are in one phase."""
         phase = self.phase_at(first)
         return phase.objective.labelled_share(self.packing, first - phase.first, until - phase.first)
+
+    def causal_share(self, first: int, until: int) -> float:
+        """Return the share of rows with causal attention from step `first` to `until`, which are in one phase."""
+        phase = self.phase_at(first)
+        return phase.objective.causal_share(first - phase.first, until - phase.first)
 
     # ------------------------------------------------------------ the chain of runs that it continues
 

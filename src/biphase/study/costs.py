@@ -28,14 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from biphase.catalog import CATALOG
-from biphase.data.corpus import ASSETS, shards_key
+from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, nearest
-from biphase.metadata import WRONG, read_card
+from biphase.metadata import WRONG
 from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
 from biphase.protocol import window_overlap
 from biphase.specs import Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
-from biphase.study.plan import Plan, TrainingJob
+from biphase.study.plan import Plan, TrainingJob, card_of
 from biphase.tasks.files import local_files, on_hub
 from biphase.text import counted, short
 
@@ -118,8 +118,8 @@ def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     """Return the model FLOPs of one training job."""
     if job.merge:
         return 0.0
-    share = job.run.labelled_share(job.first, job.step)
-    return job.tokens * flops_per_token(shape, job.run.packing, causal=job.objective.causal, labelled=share)
+    share, causal = (part(job.first, job.step) for part in (job.run.labelled_share, job.run.causal_share))
+    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
 
 
 def flops_of(job: TrainingJob) -> float | None:
@@ -131,9 +131,9 @@ def flops_of(job: TrainingJob) -> float | None:
     return job_flops(job, shape) if shape else None
 
 
-def flops_per_token(shape: ModelShape, packing: Packing, *, causal: bool, labelled: float) -> float:
-    """Return the FLOPs to train on one token, forward and backward."""
-    attention = 4 * shape.layers * shape.width * packing.attended_length * (0.5 if causal else 1)
+def flops_per_token(shape: ModelShape, packing: Packing, *, causal: float, labelled: float) -> float:
+    """Return the FLOPs to train on one token, forward and backward; `causal` and `labelled` are shares."""
+    attention = 4 * shape.layers * shape.width * packing.attended_length * (1 - 0.5 * causal)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
 
 
@@ -260,16 +260,6 @@ def texts_of(plan: Plan, store: Store) -> list[CorpusTokens]:
         published = TOKENS.get(corpus.name) if CORPORA.get(corpus.name) == corpus else None
         texts.append(CorpusTokens(corpus, exact or corpus.tokens or published, bool(exact), tokens))
     return texts
-
-
-def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
-    """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
-    try:
-        key = shards_key(corpus, store)
-        folder = store.readable(store.shards / key)
-        return key, read_card(folder) if store.has(folder) else {}
-    except BiphaseError:
-        return "", {}
 
 
 # ---------------------------------------------------------------- text lengths of tasks

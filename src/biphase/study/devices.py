@@ -97,7 +97,7 @@ class Speeds:
     form: int = FORM
 
     def step(
-        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
+        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: float, labelled: float
     ) -> float:
         """Return the seconds of one optimizer step of pretraining on `tokens` tokens."""
         micros = max(1, math.ceil(tokens / self.micro_tokens))
@@ -105,7 +105,7 @@ class Speeds:
         return max(_time(self.base, _with_update(work, shape, self.precision)), tokens * BATCH_SECONDS)
 
     def forward(
-        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: bool, labelled: float
+        self, shape: ModelShape, packing: Chunks | Rows, tokens: float, *, causal: float, labelled: float
     ) -> float:
         """Return the seconds of a forward pass with loss: a third of training, and batches that are not prepared ahead."""
         micros = math.ceil(tokens / self.micro_tokens)
@@ -127,10 +127,10 @@ class Speeds:
 # ---------------------------------------------------------------- amounts of work
 
 
-def _reach(packing: Chunks | Rows, causal: bool) -> tuple[str, float]:
+def _reach(packing: Chunks | Rows, causal: float) -> tuple[str, float]:
     """Return which attention kernel is used, and over how many tokens each token attends."""
     whole = isinstance(packing, Rows) and not packing.document_mask
-    return "rows" if whole else "varlen", packing.attended_length * (CAUSAL if causal else 1)
+    return "rows" if whole else "varlen", packing.attended_length * (1 - causal * (1 - CAUSAL))
 
 
 def _training(

@@ -268,7 +268,8 @@ class ManyGpus:
 
     def _computing(self, job: TrainingJob, load: Load, rows: int) -> float:
         """Return the seconds that one GPU computes for `rows` rows of a step, with own kernels."""
-        tokens, causal, packing = rows * load.length, job.objective.causal, job.run.packing
+        tokens, packing = rows * load.length, job.run.packing
+        causal = job.run.causal_share(job.first, job.step)
         speeds = self._speeds(load.precision)
         if speeds is not None:
             return speeds.step(load.shape, packing, tokens, causal=causal, labelled=load.labelled)

@@ -22,16 +22,16 @@ can be reported there. Where the files exist, only they count. (Corpora have the
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
 from biphase.data.corpus import Absent, HashMemory, shards_key
-from biphase.errors import SpecError, StoreError, no_safetensors
+from biphase.errors import BiphaseError, SpecError, StoreError, no_safetensors
 from biphase.keys import Identities, Keyring
-from biphase.metadata import text, whole
+from biphase.metadata import read_card, text, whole
 from biphase.presets import corpus_of
 from biphase.records import KEY_LENGTH, content_key, encode
 from biphase.specs import BPE, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
@@ -53,6 +53,7 @@ def identities(store: Store) -> Identities:
         hub=cache(lambda model: _remembered("hub", model, store) or _hub_fingerprint(model, store)),
         task=cache(lambda task: _task_key(task, store)),
         reads=cache(lambda model: _remembered("reads", model, store) or _tokenizer_fingerprint(model, store)),
+        tokens=cache(lambda corpus: card_of(corpus, store)[1].get("train_tokens", 0)),
     )
 
 
@@ -77,6 +78,16 @@ def trained_runs(study: Study) -> list[Pretrain]:
 def corpora_of(study: Study) -> list[Corpus]:
     """Return the corpora of a study's runs and of the runs they continue."""
     return list(dict.fromkeys(corpus_of(run) for run in trained_runs(study)))
+
+
+def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
+    """Return the key of a corpus's shards and their card, as far as known on this machine (else "" and {})."""
+    try:
+        key = shards_key(corpus, store)
+        folder = store.readable(store.shards / key)
+        return key, read_card(folder) if store.has(folder) else {}
+    except BiphaseError:
+        return "", {}
 
 
 def remember_fingerprints(name: str, fingerprints: dict[str, dict[str, str]], store: Store) -> None:
@@ -324,7 +335,7 @@ class Plan:
 
 def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     """Compute the plan of a study. The order of its runs decides the order of jobs, but no key."""
-    study = resolve(study)
+    study = resolve(study, identities.tokens)
     keyring = Keyring(identities)
     listed = dict.fromkeys(study.runs)
     everyone = dict.fromkeys(ancestor for run in study.runs for ancestor in run.lineage)
@@ -399,8 +410,11 @@ def _task_keys(finetune: Finetune, identities: Identities) -> dict[str, str]:
     return keys
 
 
-def resolve(study: Study) -> Study:
-    """Return the study with every corpus name replaced by its corpus."""
+def resolve(study: Study, tokens: Callable[[Corpus], int]) -> Study:
+    """Return the study with every corpus name replaced by its corpus, and epochs by steps.
+
+    `tokens` returns the number of training tokens of a corpus, 0 if it is not tokenized.
+    """
 
     @cache
     def resolved(run: Pretrain) -> Pretrain:
@@ -412,7 +426,12 @@ def resolve(study: Study) -> Study:
         run = replace(run, start=start, corpus=corpus_of(run) if run.corpus else "")
         if run.stages or run.sources:
             _check_tokenizer(run)
-        return run
+        if run.in_epochs and not tokens(corpus_of(run)):
+            raise SpecError(
+                f"Pretrain {run.name!r}: it has stages in epochs, and the corpus {corpus_of(run).name!r} is not tokenized "
+                "yet, so its size is not known; type: biphase tokenize with the study's file, as biphase tokenize mine.py"
+            )
+        return run.in_steps(tokens(corpus_of(run))) if run.in_epochs else run
 
     return replace(study, runs=tuple(resolved(run) for run in study.runs))
 

@@ -264,7 +264,7 @@ class _Pricing:
             self._note("models from elsewhere are priced as if they were of the shape that was measured")
         if run.adapter or run.freeze != "nothing" or run.phase_at(job.first).freeze:
             self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
-        share, causal = run.labelled_share(job.first, job.step), job.objective.causal
+        share, causal = run.labelled_share(job.first, job.step), run.causal_share(job.first, job.step)
         step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
         each, a_second = SAVED_BYTES
         saving = JOB_SECONDS + each * shape.parameters / a_second
@@ -273,7 +273,7 @@ class _Pricing:
     def _heldout(self, job: TrainingJob, shape: ModelShape, speeds: Speeds) -> float:
         run, every = job.run, job.run.heldout_every
         often = job.step // every - job.first // every + (job.step % every != 0)
-        began = run.phase_at(job.first).first
+        began, parts = run.phase_at(job.first).first, run.phase_at(job.first).objective.parts_at(0)
         tokens = run.heldout_tokens // run.packing.length * run.packing.length
         return often * sum(
             speeds.forward(
@@ -283,7 +283,7 @@ class _Pricing:
                 causal=objective.causal,
                 labelled=objective.labelled_share(run.packing, job.first - began, job.step - began),
             )
-            for objective in heldout_objectives(run.phase_at(job.first).objective)
+            for objective in heldout_objectives(*(part.objective for part in parts))
         )
 
     def tuning(

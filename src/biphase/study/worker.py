@@ -411,7 +411,8 @@ def _board_name(job: TrainingJob) -> str:
     """Return a training job's name in TensorBoard: result or run, objective, steps, and the beginning of its key."""
     name = (job.results or (job.run.name,))[0]
     first, until = job.span
-    return f"{name}, {job.objective.label} {first}-{until}, {job.key[:6]}"
+    objective = job.objective.label.replace("/", "-")  # the name of one folder
+    return f"{name}, {objective} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:

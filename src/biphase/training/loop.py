@@ -1,7 +1,7 @@
 """The training loop, shared by pretraining and fine-tuning, and the optimizer step it takes.
 
 `PlainStep` goes from micro-batches to new weights without reading from the device or waiting for it. A whole step can
-therefore be captured in a CUDA graph, with the number of labels and the learning rate as device tensors. `Graphs` does
+therefore be captured in a CUDA graph, with the divisors of the losses and the learning rate as device tensors. `Graphs` does
 that: a step of a small model is hundreds of kernels of a few microseconds each, and launching them one by one takes
 longer than running them.
 """
@@ -9,7 +9,7 @@ longer than running them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from biphase.models.backbone import LanguageModel
+from biphase.objectives import LossTerm
 from biphase.training.distributed import Gradients, Ranks
 from biphase.training.optimizer import AnyOptimizer, make_capturable, update
 
@@ -29,6 +30,11 @@ class MicroBatch(Protocol):
     @property
     def count(self) -> int:
         """The number of labels."""
+        ...
+
+    @property
+    def term(self) -> LossTerm:
+        """How its loss enters the loss of the step."""
         ...
 
     @property
@@ -69,7 +75,7 @@ class StepResult:
 
     @property
     def loss(self) -> Tensor:
-        """The mean over the labels of all processes."""
+        """The mean over the labels of all processes; of a mixture, the sum of its terms."""
         return self.outcome[0]
 
     @property
@@ -105,9 +111,8 @@ class StepReading:
         return self.values.tolist()
 
 
-Step = Callable[
-    [list[Micro], int, float], StepResult
-]  # micro-batches, labels of all processes, learning rate
+# Micro-batches, what the summed loss of each is divided by, learning rate.
+Step = Callable[[list[Micro], Sequence[float], float], StepResult]
 
 
 @dataclass(frozen=True)
@@ -122,17 +127,20 @@ class PlainStep(Generic[Micro]):
     model: WeightCopies | None = None  # None: its weights have no copies
 
     def __call__(
-        self, micro: list[Micro], labels: int | Tensor, rate: float | Tensor, *, idle: bool = False
+        self,
+        micro: list[Micro],
+        divisors: Sequence[float] | Tensor,
+        rate: float | Tensor,
+        *,
+        idle: bool = False,
     ) -> StepResult:
         """Compute gradients and their norm, clip, and update; with `idle`, do all this but change nothing."""
-        if not isinstance(labels, Tensor):
-            labels = max(labels, 1)
         device = self.gradients.ranks.device
         loss = torch.zeros((), device=device)
-        for number, batch in enumerate(micro, 1):
-            self.gradients.collect(last=number == len(micro))
+        for number, batch in enumerate(micro):
+            self.gradients.collect(last=number == len(micro) - 1)
             with self.autocast():
-                part = self.loss_sum(batch.to(device)) / labels
+                part = self.loss_sum(batch.to(device)) / divisors[number]
             part.backward()
             loss += part.detach()
         loss = self.gradients.total(loss)
@@ -149,7 +157,7 @@ class PlainStep(Generic[Micro]):
 
 # ---------------------------------------------------------------- graphs
 # A graph reads and writes the same memory each time. So a batch is copied into the buffer that was captured, learning
-# rate and label count are device tensors, and weights and optimizer state stay in place. Plain steps use the same
+# rate and divisors are device tensors, and weights and optimizer state stay in place. Plain steps use the same
 # memory, so both kinds can alternate.
 #
 # Before capture, a step is run `WARM` times so that kernels are compiled and selected. These steps change nothing,
@@ -183,27 +191,34 @@ class Graphs(Generic[Micro]):
         self.pool = torch.cuda.graph_pool_handle()  # shared, since no two graphs run at a time
         self.stream = _capturing_stream(device)
         # Inputs and outputs of graphs are allocated outside the pool, where no other graph writes.
-        self.labels, self.rate = torch.ones((), device=device), torch.zeros((), device=device)
+        self.divisors = torch.ones(MOST_CAPTURED, device=device)
+        self.rate = torch.zeros((), device=device)
         self.outcome = torch.zeros(3, device=device)
         self.under_way: deque[torch.cuda.Event] = deque()
 
     def over(self, plain: PlainStep[Micro]) -> Step[Micro]:
         """Return a step function that replays a graph if the micro-batches have keys, else takes a plain step."""
 
-        def take(micro: list[Micro], labels: int, rate: float) -> StepResult:
+        def take(micro: list[Micro], divisors: Sequence[float], rate: float) -> StepResult:
             key = tuple(batch.graph_key for batch in micro)
             capturable = len(key) <= MOST_CAPTURED and None not in key
-            if capturable and self._ready(plain, key, micro, labels, rate):
+            if capturable and self._ready(plain, key, micro, divisors, rate):
                 return self._replay(key, micro)
-            return plain(micro, labels, rate)
+            return plain(micro, divisors, rate)
 
         return take
 
     def _ready(
-        self, plain: PlainStep[Micro], key: Hashable, micro: list[Micro], labels: int, rate: float
+        self,
+        plain: PlainStep[Micro],
+        key: Hashable,
+        micro: list[Micro],
+        divisors: Sequence[float],
+        rate: float,
     ) -> bool:
         """Set the graphs' inputs, and capture a graph for the key if needed; False: no memory for graphs."""
-        self.labels.fill_(max(labels, 1))
+        for there, divisor in zip(self.divisors, divisors, strict=False):
+            there.fill_(divisor)
         self.rate.fill_(rate)
         if self.full or key in self.captured:
             return not self.full
@@ -243,7 +258,7 @@ class Graphs(Generic[Micro]):
         return CapturedStep(graph, tuple(map(_buffer_of, there)))
 
     def _step(self, plain: PlainStep[Micro], micro: list[Micro], *, idle: bool) -> None:
-        self.outcome.copy_(plain(micro, self.labels, self.rate, idle=idle).outcome)
+        self.outcome.copy_(plain(micro, self.divisors, self.rate, idle=idle).outcome)
 
     def _wait_for_an_older_one(self) -> None:
         """Wait if the host is more than `AHEAD` steps ahead of the device, so that it can stop in time."""
@@ -317,10 +332,14 @@ def train(
     for number, micro in enumerate(batches, first):
         # The number of labels varies with masking, so divide by the labels of the whole step over all processes: a
         # mean of micro-batch means would weight sparse ones too much.
+        terms = [batch.term for batch in micro]
+        masses = [sum(term.mass for term in terms if term.number == part) for part in range(terms[0].terms)]
         own = sum(batch.count for batch in micro)
         # Share the flags: all processes must leave the loop at the same step, or the others would wait forever.
-        labels, stop, lost, save = ranks.sum(own, hooks.stop(), hooks.lost(), ranks.first and hooks.save())
-        result = step(micro, labels, rate(number))
+        labels, stop, lost, save, *masses = ranks.sum(
+            own, hooks.stop(), hooks.lost(), ranks.first and hooks.save(), *masses
+        )
+        result = step(micro, [max(masses[term.number], 1) / term.weight for term in terms], rate(number))
         done = LoopStep(
             result.outcome,
             step=number,

@@ -31,7 +31,7 @@ from biphase.keys import Identities, Keyring
 from biphase.models.backbone import LanguageModel, set_rope_base
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.records import encode
-from biphase.specs import CLM, Kept, Merge, Objective, Pretrain
+from biphase.specs import CLM, Kept, Merge, Pretrain, RowObjective
 from biphase.store import Store, publish, verify, write_json
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import Progress
@@ -163,7 +163,7 @@ def _heldout(run: Pretrain, folder: Path, shards: Shards, ranks: Ranks) -> dict[
     losses = heldout_losses(
         lambda batch: _loss_sum(model, batch, varlen=varlen),
         stream,
-        heldout_objectives(_objective(run.sources[0])),
+        heldout_objectives(*_objectives(run.sources[0])),
         rows=rows,
         micro_rows=micro_rows(distributed.memory_of(device), rows, length),
         ranks=Ranks(0, 1, device),
@@ -177,11 +177,12 @@ def _loss_sum(model: LanguageModel, batch: Any, *, varlen: bool) -> Tensor:
     return model.loss_sum(batch, pattern_of(batch, varlen=varlen))
 
 
-def _objective(part: Kept) -> Objective:
-    """Return the objective that trained a part last, for what is measured besides the usual."""
+def _objectives(part: Kept) -> tuple[RowObjective, ...]:
+    """Return the objectives that trained a part last, for what is measured besides the usual."""
     while not part.step and part.run.sources:
         part = part.run.sources[0]
     if not part.step:
-        return CLM()
+        return (CLM(),)
     phase = part.run.phase_at(part.step - 1)
-    return phase.objective.at(part.step - 1 - phase.first)
+    inside = part.step - 1 - phase.first
+    return tuple(one.objective.at(inside) for one in phase.objective.parts_at(inside))

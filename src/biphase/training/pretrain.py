@@ -46,13 +46,13 @@ from biphase.models.backbone import (
     set_rope_base,
 )
 from biphase.models.native import is_masked, masked_forms
-from biphase.objectives import Batch
+from biphase.objectives import Batch, assign
 from biphase.presets import corpus_of
 from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import Hub, Muon, Objective, Phase, Pretrain, Pretrained, Size
+from biphase.specs import Hub, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
 from biphase.store import Store
 from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
@@ -162,7 +162,7 @@ def model_of_checkpoint(run: Pretrain, key: str | None, store: Store, shards: Sh
 def heldout_losses(
     loss_sum: Callable[[Batch], Tensor],
     stream: Stream,
-    objectives: tuple[Objective, ...],
+    objectives: tuple[RowObjective, ...],
     *,
     rows: int,
     micro_rows: int,
@@ -173,25 +173,26 @@ def heldout_losses(
 ) -> dict[str, float]:
     """Return the mean loss per label on the first `rows` held-out rows, by objective."""
     rows = min(rows, stream.rows)
-    mine = share(0, rows, ranks.rank, ranks.world)
     losses = {}
     for objective in objectives:
+        every = assign(objective, 0, rows, seed=stream.seed, step=0)
+        mine = share(every, ranks.rank, ranks.world, micro_rows)
         total = torch.zeros((), dtype=torch.float64, device=ranks.device)
-        count = 0
-        for samples in mine.split(micro_rows) if len(mine) else ():
-            batch = stream.batch(objective, samples, step=0, fixed=fixed)
+        mass = 0
+        for part in mine:
+            batch = stream.batch(objective, part.samples, step=0, fixed=fixed)
             with autocast():
                 total += loss_sum(batch.to(ranks.device))
-            count += batch.count
+            mass += batch.term.mass
         if together:
-            passes = passes_of(rows, ranks.world, micro_rows)
-            spare = stream.batch(objective, mine[:1] if len(mine) else torch.tensor([0]), step=0, fixed=fixed)
-            for _ in range(passes - math.ceil(len(mine) / micro_rows)):
+            samples = mine[0].samples[:1] if mine else torch.tensor([0])
+            spare = stream.batch(objective, samples, step=0, fixed=fixed)
+            for _ in range(passes_of(every, ranks.world, micro_rows) - len(mine)):
                 with autocast():
                     loss_sum(spare.without_labels().to(ranks.device))
-        labels = ranks.sum(count)[0]
-        if labels:
-            losses[objective.column] = ranks.sum_float(float(total)) / labels
+        masses = ranks.sum(mass)[0]
+        if masses:
+            losses[objective.column] = ranks.sum_float(float(total)) / masses
     return losses
 
 
@@ -434,8 +435,10 @@ class Pretraining:
         self.flops_per_token = flops_per_token
         self.title, self.live = title or run.name, live
         self.key = checkpoint_key(run, target, identities)
-        self.stream = Stream.of(shards, run.packing, run.seed)
-        self.heldout = heldout_stream(shards, run.packing)
+        parts = (part for phase in run.phases for part in phase.objective.parts_at(0))
+        words = any(getattr(part.objective, "unit", "") == "word" for part in parts)
+        self.stream = Stream.of(shards, run.packing, run.seed, words=words)
+        self.heldout = heldout_stream(shards, run.packing, words=words)
         self.rope_base = 0.0  # 0: the model's own
         self.phase: Phase | None = None  # the one that the model was last prepared for
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
@@ -631,7 +634,7 @@ class Pretraining:
         # Measure before the first step: a hub model, or a continued model on its new text.
         if self.from_hub or (self.progress.step == 0 and self.run.changes_heldout):
             self._set_rope_base(self.run.initial_rope_base)
-            self._measure(0, self.run.stages[0].objective.at(0))
+            self._measure(0, 0)
         self._begin_step(self.progress.step)
         batches = load_ahead(self._batches, self.progress.step, self.target, loaders=self.options.loaders)
         placed = self.placed
@@ -680,25 +683,22 @@ class Pretraining:
         """Return this process's micro-batches of one step."""
         run = self.run
         phase = run.phase_at(step)
-        samples = share(
-            run.origin_sample + step * run.rows_per_step,
-            run.rows_per_step,
-            self.ranks.rank,
-            self.ranks.world,
-        )
-        parts = samples.split(self.micro_rows)
+        first, inside = run.origin_sample + step * run.rows_per_step, step - phase.first
+        every = assign(phase.objective, first, run.rows_per_step, seed=run.seed, step=inside)
+        few = self.placed.path == "compiled" and len(every) > 1
+        parts = share(every, self.ranks.rank, self.ranks.world, self.micro_rows, few_shapes=few)
         # A ratio that follows a schedule would fill up to its highest, and the number of documents varies.
         steady = not phase.objective.restarts and run.packing.fixed_segments
         captured = self.graphs is not None and steady and len(parts) <= MOST_CAPTURED
         fixed = self.placed.path == "compiled" or captured
         batches = [
-            self.stream.batch(phase.objective, part, step=step - phase.first, fixed=fixed).ready_for(
-                self.ranks.device
-            )
+            self.stream.batch(
+                part.objective, part.samples, step=inside, fixed=fixed, term=part.term
+            ).ready_for(self.ranks.device)
             for part in parts
         ]
         if self.placed.sharded:  # all processes must gather weights equally often
-            passes = passes_of(run.rows_per_step, self.ranks.world, self.micro_rows)
+            passes = passes_of(every, self.ranks.world, self.micro_rows, few_shapes=few)
             batches += [batches[0].without_labels()] * (passes - len(batches))
         return batches
 
@@ -764,8 +764,7 @@ class Pretraining:
             if not done.lost:  # the tensors are written while held-out losses are measured
                 self._begin_saving(CheckpointRecord(self.key), step)
         if step % self.run.heldout_every == 0 or step == self.target:
-            phase = self.run.phase_at(done.step)
-            self._measure(step, phase.objective.at(done.step - phase.first))
+            self._measure(step, done.step)
         self.times["measured"] = time.time()
 
     def _begin_saving(self, record: CheckpointRecord, step: int) -> None:
@@ -778,16 +777,19 @@ class Pretraining:
         now = time.monotonic()
         self.progress.seconds, self.clock = self.progress.seconds + now - self.clock, now
 
-    def _measure(self, step: int, objective: Objective) -> None:
-        """Measure and record the held-out losses after `step` steps, while `objective` trains."""
+    def _measure(self, step: int, trained: int) -> None:
+        """Measure and record the held-out losses after `step` steps; those of the objectives of step `trained` too."""
         if self.heldout.rows == 0:
             return
+        phase = self.run.phase_at(trained)
+        inside = trained - phase.first
+        own = [part.objective.at(inside) for part in phase.objective.parts_at(inside)]
         self._wait()
         self.model.eval()
         losses = heldout_losses(
             self._loss_sum,
             self.heldout,
-            heldout_objectives(objective),
+            heldout_objectives(*own),
             rows=self.run.heldout_tokens // self.run.packing.length,
             micro_rows=self.micro_rows,
             ranks=self.ranks,

@@ -314,7 +314,7 @@ def standing_for(models: Iterable[Model]) -> list[Model]:
         return []
     steps = max(budgets, key=lambda steps: (len({model.recipe.kind for model in budgets[steps]}), steps))
     nearest = [_nearest(kind, budgets[steps]) for kind in ("clm", "mlm", "clm-mlm")]
-    others = [model for model in budgets[steps] if model.recipe.kind == "other"]
+    others = [model for model in budgets[steps] if model.recipe.kind in ("mix", "other")]
     return [*(model for model in nearest if model), *others]
 
 

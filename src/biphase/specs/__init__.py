@@ -24,8 +24,8 @@ from biphase.specs.tasks import (
 from biphase.specs.training import WSD, AdamW, Alternate, Kept, LoRA, Merge, Muon, Phase, Pretrain, Stage
 
 __all__ = [
-    "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Alternate", "Answer", "Choose", "Chunks", "Claim", "Classify", "Corpus",
-    "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Kept", "Linear", "LoRA", "Merge", "Mix", "MultiLabel", "Muon",
-    "Objective", "Packing", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve", "RowObjective", "Rows", "Size", "Splits", "Stage", "Study",
-    "Tag", "Task", "Uniform",
+    "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Alternate", "Answer", "Choose", "Chunks", "Claim", "Classify",
+    "Corpus", "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Kept", "Linear", "LoRA", "Merge", "Mix",
+    "MultiLabel", "Muon", "Objective", "Packing", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve",
+    "RowObjective", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "Uniform",
 ]  # fmt: skip

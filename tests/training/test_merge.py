@@ -5,8 +5,9 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import GPT2Config, GPT2LMHeadModel
 
-from biphase import CLM, MLM, SIZES, WSD, Kept, Merge, Pretrain, Stage, Study
+from biphase import CLM, MLM, SIZES, WSD, Chunks, Hub, Kept, Merge, Pretrain, Stage, Study
 from biphase.data.shards import Shards
 from biphase.errors import ModelError, StoreError
 from biphase.keys import Keyring, checkpoint_key
@@ -119,6 +120,25 @@ def test_the_start_of_a_run_can_be_a_part(trained, merged, store):
     start = starting_model(stable, Shards.open(next(store.shards.iterdir()))).model.state_dict()
     half = {name: (start[name] + tensor) / 2 for name, tensor in weights(store, stable, 12).items()}
     assert all(torch.allclose(found[name], tensor, atol=1e-7) for name, tensor in half.items())
+
+
+def test_an_adapted_model_is_averaged_with_the_one_that_it_was_adapted_from(
+    corpus, train, merged, store, tmp_path
+):
+    torch.manual_seed(0)
+    decoder = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=320))
+    decoder.save_pretrained(tmp_path / "decoder")
+    adapted = Pretrain(
+        "adapted", Hub(str(tmp_path / "decoder")), corpus, Stage(MLM(0.4), 4), WSD(3e-3, 1, 1), batch_tokens=256,
+        packing=Chunks(32, shortest=4), precision="fp32", heldout_tokens=512,
+    )  # fmt: skip
+    train(adapted, 4, store)
+    run = Pretrain("mean", Merge((Kept(adapted, 0), 0.25), (adapted, 0.75)))
+    found = load_file(merged(run, store) / "model.safetensors")
+    end, start = weights(store, adapted, 4), decoder.state_dict()
+    assert found.keys() == end.keys()  # the tied head is saved once
+    name = "transformer.h.1.mlp.c_fc.weight"
+    assert torch.allclose(found[name], 0.25 * start[name] + 0.75 * end[name], atol=1e-7)
 
 
 def test_a_run_from_a_merge_begins_with_a_new_optimizer_state_and_resumes_to_the_same_bits(

@@ -97,7 +97,7 @@ def test_frozen_rows_keep_their_bits_and_the_others_learn_as_in_a_whole_model(mo
         freeze = ("embeddings", "layers[0]")
         assert begin_phase(sharded.model, learned, step.optimizer, freeze=freeze, layer_decay=1.0)
     before = {name: one.detach().clone() for name, one in rows.items()}
-    one, two = plain(batches(2, 0), 20, 1e-2), cut(batches(2, 0), 20, 1e-2)
+    one, two = plain(batches(2, 0), [20] * 2, 1e-2), cut(batches(2, 0), [20] * 2, 1e-2)
     torch.testing.assert_close(one.norm, two.norm, rtol=1e-6, atol=0)
     for name, row in rows.items():
         still = "layers.0." in name or "embed_tokens" in name

@@ -601,6 +601,8 @@ class Pretraining:
         new = begin_phase(
             self.model, placed.learned, placed.optimizer, freeze=phase.freeze, layer_decay=layer_decay
         )
+        if new and placed.path == "compiled":
+            torch.compiler.reset()  # every freezing compiles anew, and torch limits how often one function may
         if new and self.graphs:
             self.graphs.captured.clear()  # they compute the gradients and rates of the former phase
 

@@ -9,9 +9,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from biphase.data.stream import boundaries_of, positions_of
+from biphase.errors import SpecError
 from biphase.objectives import IGNORE, Batch, Vocabulary, apply, assign, label_bound
 from biphase.randomness import hash32, hash_samples, permute, salt
-from biphase.specs import CLM, MLM, MNTP, Linear, Mix, Uniform
+from biphase.records import decode, encode
+from biphase.specs import CLM, MLM, MNTP, Cosine, Linear, Mix, Uniform
 
 VOCABULARY = Vocabulary.of(100, mask_id=3, special_ids=(0, 1, 2))
 EVERY = [
@@ -253,6 +255,21 @@ SHARES = st.one_of(
 MIXTURES = st.dictionaries(OBJECTIVES, SHARES, min_size=2, max_size=4).filter(
     lambda shares: sum(getattr(share, "last", share) for share in shares.values()) > 0.01
 )
+
+
+@given(MIXTURES)
+def test_a_mixture_read_back_is_the_same_mixture_in_any_order(shares):
+    mix = Mix(shares)
+    assert decode(encode(mix)) == decode(encode(decode(encode(mix)))) == mix
+    assert Mix(dict(reversed(shares.items()))) == mix
+
+
+def test_objectives_of_one_label_are_mixed_in_one_order():
+    falling = MLM(Linear(0.4, 0.1, steps=10)), MLM(Cosine(0.4, 0.1, steps=10))
+    assert falling[0].label == falling[1].label
+    assert Mix({falling[0]: 1, falling[1]: 2}) == Mix({falling[1]: 2, falling[0]: 1})
+    with pytest.raises(SpecError, match="shares"):
+        Mix(None)
 
 
 def plainly(mix, first, count, *, seed, step):

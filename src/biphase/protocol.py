@@ -38,7 +38,7 @@ def supported_head_width(width: int) -> bool:
 
 def heldout_objectives(*own: RowObjective) -> tuple[RowObjective, ...]:
     """Return the held-out objectives to measure while `own` are trained."""
-    return (*HELDOUT_OBJECTIVES, *(objective for objective in own if objective not in HELDOUT_OBJECTIVES))
+    return tuple(dict.fromkeys((*HELDOUT_OBJECTIVES, *own)))
 
 
 # ---------------------------------------------------------------- the slicing of logits

@@ -295,6 +295,13 @@ def test_words_begin_where_the_text_says(make, tmp_path):
     assert not any(table[number] for number in made.special.ids)
 
 
+def test_words_cannot_be_found_where_no_token_marks_them():
+    model = Model(models.BPE({"a": 0, "b": 1, "ab": 2, "[MASK]": 3}, [("a", "b")]))
+    model.pre_tokenizer = pre_tokenizers.Whitespace()
+    with pytest.raises(DataError, match=r"words.*unit='span'"):
+        continues_word(replace(trained(), model=model, vocab=4))
+
+
 def test_every_token_of_a_list_of_words_is_a_word():
     assert not any(
         continues_word(replace(trained(), model=word_level(), vocab=word_level().get_vocab_size()))

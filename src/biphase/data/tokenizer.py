@@ -197,10 +197,16 @@ def continues_word(tokenizer: Tokenizer) -> list[bool]:
     """
     spec = json.loads(tokenizer.model.to_str())
     kind, prefix = spec["model"]["type"], spec["model"].get("continuing_subword_prefix") or ""
-    byte_level = "ByteLevel" in json.dumps(spec["decoder"])
+    byte_level = "ByteLevel" in json.dumps([spec["pre_tokenizer"], spec["decoder"]])
+    vocabulary = tokenizer.model.get_vocab(with_added_tokens=False)
+    if kind != "WordLevel" and not prefix and not byte_level and not any("▁" in text for text in vocabulary):
+        raise DataError(
+            "this tokenizer does not mark where words begin (##, Ġ or ▁), so whole words cannot be masked; "
+            "say unit='span' or unit='token'"
+        )
     table = [False] * tokenizer.vocab
-    for text, number in tokenizer.model.get_vocab(with_added_tokens=False).items():
-        if kind == "WordPiece":
+    for text, number in vocabulary.items():
+        if prefix:
             table[number] = text.startswith(prefix)
         elif kind != "WordLevel":
             table[number] = _first_character(text, byte_level=byte_level).isalnum()

@@ -400,7 +400,8 @@ class _SlicedCrossEntropy(torch.autograd.Function):
             losses = ops.softmax_error_(logits[:, :vocab], labels[rows], z_loss)
             if weights is not None:
                 losses = losses * weights[rows]
-                logits.mul_(weights[rows, None])  # the error, of which the gradients are made
+                if any(needed):
+                    logits.mul_(weights[rows, None])  # the error, of which the gradients are made
             total += losses.sum()
             if any(needed):
                 error = (

@@ -88,7 +88,7 @@ class CLM:
 def _check_ratio(where: str, value: float) -> None:
     if not 0 < value < 1:
         hint = f"; did you mean {value / 100:g}?" if 1 <= value < 100 else ""
-        raise SpecError(f"{where}: a masking ratio lies between 0 and 1, not {value:g}{hint}")
+        raise SpecError(f"{where}: a masking ratio or share lies between 0 and 1, not {value:g}{hint}")
 
 
 @dataclass(frozen=True)
@@ -214,7 +214,8 @@ class MLM:
 
     @property
     def column(self) -> str:
-        return self.label if self.variants else self.label.replace(" ", "").replace("%", "")
+        usual = not self.variants and not isinstance(self.ratio, Uniform)
+        return self.label.replace(" ", "").replace("%", "") if usual else self.label
 
     @property
     def rule(self) -> str:
@@ -305,10 +306,14 @@ class Mix:
 
     def settle(self) -> None:
         """Bring equal mixtures into one form: sorted, constant shares that sum to 1, no weight of 1."""
-        shares = sorted(self.shares, key=lambda item: (not item[0].causal, item[0].label))
+        if self.shares is None or self.weights is None:
+            return  # refused when the types of fields are checked
+        # Different schedules may have one label, so the whole record decides.
+        shares = sorted(self.shares, key=lambda item: (not item[0].causal, item[0].label, repr(item[0])))
         constant = [(objective, share) for objective, share in shares if isinstance(share, float)]
         total = sum(share for _, share in constant)
-        if total > 0 and len(constant) == len(shares):
+        # Shares that are normalised already stay as they are: divided again, they could differ in the last bit.
+        if total > 0 and abs(total - 1) > 1e-9 and len(constant) == len(shares):
             shares = [(objective, share / total) for objective, share in constant]
         given: dict[Any, float] = dict(self.weights)
         unknown = next((one for one in given if one not in dict(shares)), None)

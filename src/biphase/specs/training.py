@@ -108,7 +108,7 @@ class Alternate(tuple[Stage, ...]):
             raise SpecError(
                 f"Alternate takes an objective and its {unit}: Alternate((CLM(), 4), (MLM(0.4), 16))"
             )
-        if rounds < 1 or rounds * len(turns) > MOST_TURNS:
+        if not isinstance(rounds, int) or rounds < 1 or rounds * len(turns) > MOST_TURNS:
             raise SpecError(
                 f"Alternate has {rounds * len(turns):,} turns, and takes from 1 to {MOST_TURNS}, since each ends in a "
                 "checkpoint; for short turns mix the objectives: Mix({CLM(): 1, MLM(0.4): 4})"

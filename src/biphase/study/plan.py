@@ -429,7 +429,7 @@ def resolve(study: Study, tokens: Callable[[Corpus], int]) -> Study:
         if run.in_epochs and not tokens(corpus_of(run)):
             raise SpecError(
                 f"Pretrain {run.name!r}: it has stages in epochs, and the corpus {corpus_of(run).name!r} is not tokenized "
-                "yet, so its size is not known; type: biphase tokenize with the study's file, as biphase tokenize mine.py"
+                "yet, so its size is not known; type: biphase tokenize with the study's file and the same --store, as biphase tokenize mine.py"
             )
         return run.in_steps(tokens(corpus_of(run))) if run.in_epochs else run
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -70,6 +71,13 @@ def test_every_field_of_a_profile_is_in_the_script(profile):
 
 
 @pytest.mark.parametrize(
+    ("text", "seconds"), [("90m", 5400), ("8h", 28_800), ("1-12:00:00", 129_600), ("00:20:30", 1230)]
+)
+def test_times_are_written_as_ours_or_as_slurm_s(profile, text, seconds):
+    assert profile(f'time = "{text}"').time_seconds == seconds
+
+
+@pytest.mark.parametrize(
     ("text", "fact"),
     [
         ('partitions = "gpu"', "'partition'"), ("jobs = 0", "jobs = 1"), ("jobs = -2", "jobs = 1"),
@@ -78,8 +86,11 @@ def test_every_field_of_a_profile_is_in_the_script(profile):
         ('time = "8"', "90m"), ('time = "8 hours"', "90m"), ('warning = "soon"', "9m"), ('warning = "0s"', "warning"),
         ('time = "8m"\nwarning = "5m"', "warning"), ("gpus = 4\nprocesses = 2", "processes = 2"),
         ('gpu_type = "a100"', "gpus = 1"), ('memory = "64 GB"', "memory"), ("setup = [1]", "setup"),
-        ('sbatch = ["exclude=node7"]', "exclude=node7"), ('sbatch = ["--"]', "'--'"), ('sbatch = [""]', "''"),
-        ('sbatch = ["--exclude=a\\rb"]', "sbatch"), ('sbatch = ["--mem=1\\n#SBATCH --array=0-9"]', "sbatch"),
+        ('sbatch = ["exclude=node7"]', "exclude=node7"), ('sbatch = ["--array=0-9"]', "'jobs'"),
+        ('sbatch = ["-o out"]', "-o"), ('sbatch = ["-N2"]', "'processes'"), ('sbatch = ["-t5"]', "'time'"),
+        ('sbatch = ["--arr=0-9"]', "'jobs'"), ('sbatch = ["--exclude=node7 --array=0-9"]', "'jobs'"),
+        ("sbatch = ['--comment=\"a']", "--comment"), ('sbatch = ["--"]', "'--'"), ('sbatch = [""]', "''"),
+        ('sbatch = ["--exclude=a\\rb"]', "one line"), ('sbatch = ["--mem=1\\n#SBATCH --array=0-9"]', "one line"),
         ('partition = "a\\u0000b"', "partition"), ("jobs = ", "slurm.toml"), ("[slurm]\njobs = 1", "'slurm'"),
     ],
 )  # fmt: skip
@@ -88,6 +99,26 @@ def test_a_wrong_profile_is_refused_in_one_line(profile, text, fact):
         profile(text)
     assert fact in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_missing_or_undecodable_profile_is_refused(tmp_path):
+    with pytest.raises(SpecError, match="write one"):
+        read_profile(tmp_path / "none.toml")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
+    for path in (tmp_path, tmp_path / "bytes.toml"):
+        with pytest.raises(SpecError, match=str(path)):
+            read_profile(path)
+
+
+def test_options_that_resemble_ours_are_allowed(profile):
+    lines = (
+        "--time-min=10",
+        "--ntasks-per-core=1",
+        "-C fast",
+        "--comment='take -n care'",
+        "--wait-all-nodes=1",
+    )
+    assert profile(f"sbatch = {list(lines)!r}".replace("\\'", "'")).sbatch == lines
 
 
 @pytest.mark.parametrize(("number", "requeued"), [("USR1", True), ("TERM", False)])
@@ -220,6 +251,13 @@ def test_a_submission_that_cannot_work_is_refused_in_one_line(typed, tmp_path, s
     assert not list((store.studies / "small").glob("slurm/*.sh"))
 
 
+def test_a_finished_study_submits_nothing(typed):
+    assert typed("run", "--quiet")[0] == 0
+    code, out, _ = typed("run", "--slurm", "slurm.toml")
+    assert code == 0
+    assert "nothing to submit" in out
+
+
 def test_status_and_stop_work_without_slurm(typed, store):
     code, out, _ = typed("status")
     assert code == 0
@@ -244,3 +282,15 @@ def test_a_completing_job_counts_as_present(typed, store, tmp_path):
     assert code == 0
     assert "1 of 2 jobs" in out
     assert "job 13: 1 worker;" in out
+
+
+def test_finished_results_that_match_only_submit_nothing(typed, small, study_file):
+    study_file(replace(small, runs=(*small.runs, replace(small.runs[0], name="other", seed=8))))
+    assert typed("run", "--quiet", "--only", "clm")[0] == 0
+    code, out, _ = typed("run", "--slurm", "slurm.toml", "--only", "clm")
+    assert code == 0
+    assert "--only 'clm'" in out
+    assert "nothing to submit" in out
+    code, _, err = typed("run", "--slurm", "slurm.toml")
+    assert code == 2
+    assert "sbatch" in err

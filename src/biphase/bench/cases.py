@@ -109,6 +109,9 @@ class BenchRequest:
             ),
             "--save needs every size of scale; leave out --size": self.save and self.size,
             "--profile is of single steps; type bench pretrain --profile": self.profile and workload == "job",
+            "bench job has no peer; leave out --against": workload == "job" and {*self.against} - {NO_PEER},
+            "bench job is two jobs, each of a step or more; type --steps 2": workload == "job"
+            and self.steps == 1,
         }
         for name, workloads in COUNTS_FOR.items():
             value = getattr(self, name)

@@ -90,7 +90,7 @@ def bench(
     length: int | None = Option(
         None, min=64, max=2**20, help="pretrain: tokens per row; default: 2,048 on a GPU, 128 on a CPU"
     ),
-    steps: int = Option(0, min=0, help="measured steps; 0: 20 on a GPU, 3 on a CPU"),
+    steps: int = Option(0, min=0, help="measured steps; 0: 20 on a GPU, 3 on a CPU; of job 600 and 12"),
     against: list[str] | None = Option(
         None, help="trainer, trainer-compiled or none; may be repeated [default: both on a GPU]"
     ),

@@ -44,6 +44,14 @@ from biphase.records import record
 from biphase.store import Store
 from biphase.text import counted
 
+# sbatch options that the script sets itself → the field of the profile to use instead.
+OWN_OPTIONS = {
+    "--array": "jobs", "-a": "jobs", "--time": "time", "-t": "time", "--signal": "warning", "--job-name": "", "-J": "",
+    "--output": "", "-o": "", "--error": "", "-e": "", "--open-mode": "", "--requeue": "", "--no-requeue": "",
+    "--chdir": "", "-D": "", "--wrap": "", "--parsable": "", "--wait": "", "-W": "", "--ntasks": "processes",
+    "-n": "processes", "--nodes": "processes", "-N": "processes",
+}  # fmt: skip
+
 
 @record
 class Profile:
@@ -101,10 +109,7 @@ class Profile:
                 f"warning = {self.warning!r} leaves less than half of time = {self.time!r} to work in; shorten it"
             )
         for line in self.sbatch:
-            if re.search(r"[\x00-\x1f\x7f]", line) or not re.match(r"--?\w", line):
-                raise SpecError(
-                    f'sbatch: {line!r} is no option in one line; type for example sbatch = ["--exclude=node7"]'
-                )
+            _check_options(line)
 
 
 def read_profile(path: Path) -> Profile:
@@ -122,6 +127,28 @@ def read_profile(path: Path) -> Profile:
         raise SpecError(f"profile {path}: {error}") from None
     except (OSError, ValueError) as error:  # tomllib's errors and undecodable text are ValueErrors
         raise SpecError(f"profile {path} cannot be read: {one_line(error)}; correct it") from None
+
+
+def _check_options(line: str) -> None:
+    """Refuse a line after #SBATCH, of one option or several, if the script sets one of them itself."""
+    if re.search(r"[\x00-\x1f\x7f]", line):
+        raise SpecError(f"sbatch: {line!r} must be one line without tabs and control characters")
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise SpecError(f"sbatch: {line!r} cannot be read: {one_line(error)}; correct it") from None
+    if not words or not re.match(r"--?\w", words[0]):
+        raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
+    for word in words:
+        # As getopt parses it: a value may follow a short option directly, and a long option may be abbreviated.
+        option = word.split("=")[0] if word.startswith("--") else word[:2]
+        if not re.match(r"--?\w", option):
+            continue
+        own = next((name for name in OWN_OPTIONS if name.startswith(option)), "")
+        if own:
+            instead = OWN_OPTIONS[own]
+            hint = f"use the field {instead!r}" if instead else "biphase needs it as it is; leave it out"
+            raise SpecError(f"sbatch: {option} is set by biphase; {hint}")
 
 
 def _time(text: str) -> float:
@@ -184,7 +211,7 @@ def job_name(study: str, submission: str) -> str:
 def job_script(profile: Profile, *, study: str, submission: str, jobs: int, arguments: list[str]) -> str:
     """Return the text of a script for an array of `jobs` workers that run `biphase ARGUMENTS`."""
     options = [
-        *profile.sbatch,  # first: of two equal options the last takes effect, so that the script keeps its own
+        *profile.sbatch,  # first, since the last of two equal options takes effect
         f'--job-name="{job_name(study, submission)}"',
         f"--array=0-{jobs - 1}",
         f"--signal=B:USR1@{profile.warning_seconds}",

@@ -8,10 +8,12 @@ last component.
 from __future__ import annotations
 
 import html
+import json
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -194,6 +196,7 @@ class Card:
                 masked=masked,
                 least=LEAST,
                 text=escaped,
+                json=partial(json.dumps, ensure_ascii=False),
             )
         )
 
@@ -244,6 +247,14 @@ def set_in(record: Any, beside: tuple[str, ...]) -> list[tuple[str, Any]]:
     return [(name, value) for name in names if (value := getattr(record, name)) or name == "seed"]
 
 
+def as_written(value: Any) -> str:
+    """A value as a study file writes it; fields of later versions only where they differ from their default."""
+    if not is_dataclass(value) or isinstance(value, type):
+        return str(value)
+    given = [field for field in fields(value) if field.name in encode(value)]
+    return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in given)})"
+
+
 def recipe(checkpoint: SavedCheckpoint) -> Section:
     """How the weights were trained, run by run."""
     runs, progress = lineage(checkpoint.run), checkpoint.about["progress"]
@@ -262,7 +273,11 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
             for phase in run.phases
             if phase.first < until
         ]
-    rows += [(name, str(value)) for name, value in set_in(checkpoint.run, BESIDE)]
+    rows += [(name, as_written(value)) for name, value in set_in(checkpoint.run, BESIDE)]
+    if checkpoint.step <= checkpoint.run.decay_start:
+        rows.append(("learning rate", "not decayed at this step"))
+    if checkpoint.run.adapter:
+        rows.append(("adapter weights", "merged into these"))
     machine = progress["machine"].get("device", "") or "one machine"
     rows += [
         ("tokens", short(progress["tokens"])),

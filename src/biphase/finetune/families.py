@@ -131,9 +131,8 @@ LOGISTIC = "TF-IDF and logistic regression"
 LISTED = 10  # retrieved documents that are saved per query
 
 Metrics = dict[str, float]
-Lexical = (
-    tuple[str, dict[Any, Metrics]] | None
-)  # description and scores of a method that counts words, if there is one
+# The description and the scores of a method that counts words, if there is one.
+Lexical = tuple[str, dict[Any, Metrics]] | None
 Recall = Callable[[Callable[[], Lexical]], Lexical]  # returns what it computed before, or computes it
 
 
@@ -555,7 +554,7 @@ class SequenceRegression(FamilyTrainer):
         same = {part: correlations(np.full_like(one, mean), one) for part, one in gold.items()}
         return {f"always the mean, {mean:.3g}": same}
 
-    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+    def lexical(self, examples: Examples) -> Lexical:
         rows = examples.parts
         if all(len(row.columns) == 2 for row in examples.test):
             pairs = {part: [row.columns for row in rows[part]] for part in rows}
@@ -620,7 +619,7 @@ class MultiLabelClassification(FamilyTrainer):
             for what, said in says.items()
         }
 
-    def lexical(self, examples: Examples) -> tuple[str, dict[Part, Metrics]] | None:
+    def lexical(self, examples: Examples) -> Lexical:
         texts = {part: [row.text for row in rows] for part, rows in examples.parts.items()}
         found = tfidf_label_sets(texts["train"], self.labels["train"], *(texts[part] for part in PARTS))
         if found is None:

@@ -73,6 +73,7 @@ _FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({KEY_PATTERN})")
 _LOOSE = re.compile(
     "|".join(map(re.escape, (PLAN_ENTRY, FINGERPRINTS, PINS))) + rf"|corpora/link-{KEY_PATTERN}\.json"
 )
+_SKIPPED = re.compile(rf"study/failures/{KEY_PATTERN}\.json")  # archives of earlier versions may hold them
 
 BLOCK = tarfile.BLOCKSIZE
 LEVEL, FRAME = 12, 2**25  # zstandard level; bytes that are compressed into one frame
@@ -216,7 +217,7 @@ class Archive:
         """Return what is wrong with the listed names, folders and sizes, or ""."""
         for entry in self.entries:
             name, most = entry.name[:200], LARGEST.get(entry.name.rpartition("/")[2], LARGEST_OTHER)
-            if not entry.folder and not _LOOSE.fullmatch(entry.name):
+            if not entry.folder and not (_LOOSE.fullmatch(entry.name) or _SKIPPED.fullmatch(entry.name)):
                 return f"{name!r} has no place in an archive"
             if not 0 <= entry.bytes <= most:
                 return f"{name!r} would unpack to {str(entry.bytes)[:30]} bytes; {most:,} are allowed"
@@ -485,7 +486,7 @@ class Validator:
             _need(all(COMMIT.fullmatch(commit) for commit in about.values()), f"{name} pins to no commit")
             others = set(about) - {model.source for model in hubs_of(self.study) if not model.local}
             _need(not others, f"{name} pins {min(others, default='')}, which the study does not start from")
-        else:
+        elif not _SKIPPED.fullmatch(name):
             hub = [corpus for corpus in corpora_of(self.study) if corpus.hub]
             linked = {f"corpora/{link_path(corpus, Store('')).name}": corpus for corpus in hub}
             _need(name in linked, f"{name} links a corpus that the study does not read")

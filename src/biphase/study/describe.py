@@ -125,7 +125,8 @@ def _standing(plan: Plan, done: int, tuned: Count) -> str:
     counts = ((done, plan.job_count, "training job"), (tuned.done, tuned.of, "fine-tuning"))
     every = all(ready >= of for ready, of, _ in counts)
     parts = [f"{'' if every else f'{ready:,} of '}{counted(of, noun)}" for ready, of, noun in counts if of]
-    return f"all {' and '.join(parts)} are done" if every else f"{' and '.join(parts)} done"
+    both = " and ".join(parts) or "nothing to compute"
+    return f"all {both} are done" if every and sum(of for _, of, _ in counts) > 1 else f"{both} done"
 
 
 def _flow(parts: list[str]) -> list[str]:

@@ -16,7 +16,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -46,13 +46,16 @@ from biphase.study.datasets import Description, describe, keep
 from biphase.study.describe import opening, work_left
 from biphase.study.ledger import (
     FineTuning,
+    TuningGrid,
     finetuning_of,
     finished,
     screened_in,
+    tuning_grid,
     tuning_grids,
     unfinished,
 )
 from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
+from biphase.tasks.baselines import METHOD
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, si
 from biphase.training import checkpoint, distributed
@@ -99,9 +102,9 @@ class Worker:
         self.shards = ShardMaker(store, identities, self.leases, ranks, options.stop, self.say, self.live)
         self.outcome = Outcome()
         self.warned: set[str] = set()
-        self.evaluated = evaluated
         self.closed: set[str] = set()  # fine-tunings known to be done
-        self._open_finetunings()
+        self.grids: dict[tuple[str, str], TuningGrid] = {}  # by model and task
+        self._open_finetunings(tuning_grids(plan, screened_in(store), evaluated))
         self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
         self.live_model: LiveModel | None = None  # of the last training job
@@ -212,16 +215,21 @@ class Worker:
         """Remove a finished fine-tuning from the open ones; if it ended the screening of a grid, open what follows."""
         self.closed.add(training.key)
         self.open.pop(training.key, None)
-        same = (each for each in self.open.values() if each.share < 1 and each.model == training.model)
-        if training.share < 1 and not any(each.task == training.task for each in same):
-            self._open_finetunings()
+        grid = self.grids[training.model, training.task.name]
+        if training.share < 1 and not any(each.share < 1 and each.key in self.open for each in grid.tunings):
+            self._open_finetunings(
+                [tuning_grid(self.plan, grid.model, grid.task, grid.scored, screened_in(self.store))]
+            )
 
-    def _open_finetunings(self) -> None:
-        """Collect the fine-tunings not known to be done, grid by grid, so that a model is not loaded twice."""
-        grids = list(tuning_grids(self.plan, screened_in(self.store), self.evaluated))
-        every = {each.key: each for grid in grids for each in grid.tunings}
+    def _open_finetunings(self, grids: Iterable[TuningGrid]) -> None:
+        """Collect the fine-tunings not known to be done, in the order of grids, so that a model is not loaded twice.
+
+        `grids`: those that are new or that the end of a screening has changed.
+        """
+        self.grids |= {(grid.model, grid.task.name): grid for grid in grids}
+        every = {each.key: each for grid in self.grids.values() for each in grid.tunings}
         self.open = {key: each for key, each in every.items() if key not in self.closed}
-        self.planned, self.pending = len(every), sum(grid.pending for grid in grids)
+        self.planned, self.pending = len(every), sum(grid.pending for grid in self.grids.values())
 
     def _ready(self, training: FineTuning, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
@@ -466,7 +474,12 @@ class ShardMaker:
             return self.opened[folder]
         stopped = False
         try:
-            self._make(run, folder)
+            if self.ranks.first:  # the others wait for it, and it tells how far it is
+                self._make(run, folder)
+            while not self.store.has(folder):
+                if self.stop():
+                    raise Stopped
+                time.sleep(POLL_SECONDS)
         except Stopped:
             stopped = True
         # Ranks notice a stop at different times, and none may wait for the others in the training.
@@ -474,7 +487,9 @@ class ShardMaker:
             raise Stopped
         self.live(f"reading the tokens of {corpus_of(run).name}")
         shards = Shards.open(folder)
-        shards.check_tokens(HashMemory(self.store))
+        if self.ranks.first:
+            shards.check_tokens(HashMemory(self.store))
+        self.ranks.wait()
         self.opened[folder] = shards
         return shards
 
@@ -565,7 +580,7 @@ class PlanTuner(Tuner):
 
     def _recall(self, task: Task, compute: Callable[[], Lexical]) -> Lexical:
         """Return a dataset's lexical baseline, kept in the store: it takes seconds to a minute, in every worker."""
-        asked = {"task": self.plan.tasks[task.name], "documents": self.spec.documents}
+        asked = {"task": self.plan.tasks[task.name], "documents": self.spec.documents, "method": METHOD}
         folder = self.store.root / "baselines"
         path = folder / f"{content_key(asked | {'protocol': self.spec.protocol})}.json"
         with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):  # absent or damaged

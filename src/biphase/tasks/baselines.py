@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+# Raised when a method changes: a store keeps what it computed by each.
+METHOD = 1
 MOST_TEXTS = 100_000  # training texts, or documents to search; beyond it there is no baseline
 MOST_CHARACTERS = 10**8  # of training texts; from a tenth of it on, only single words are counted
 MOST_WEIGHTS = 2**22  # of a logistic regression: words × labels

@@ -31,7 +31,6 @@ import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -359,17 +358,21 @@ class Saver:
     def _write(self, now: _Unpublished, copied: dict[str, dict[str, RowRange]]) -> None:
         folder = now.folder
 
-        def write(kind: str, rows: dict[str, RowRange]) -> dict[str, Any]:
-            if self.sharded is None:
-                return {f"{kind}.safetensors": write_whole(folder / f"{kind}.safetensors", rows)}
-            return write_part(folder, kind, self.ranks.rank, self.sharded.group, rows)
+        def write(kind: str, rows: dict[str, RowRange]) -> None:
+            try:
+                if self.sharded is None:
+                    now.entries[f"{kind}.safetensors"] = write_whole(folder / f"{kind}.safetensors", rows)
+                else:
+                    now.entries.update(write_part(folder, kind, self.ranks.rank, self.sharded.group, rows))
+            except BaseException as wrong:
+                now.error = wrong
 
-        try:
-            with ThreadPoolExecutor(len(copied)) as pool:  # hashing releases the GIL
-                for entries in pool.map(write, copied, copied.values()):
-                    now.entries |= entries
-        except BaseException as wrong:
-            now.error = wrong
+        # Side by side, since hashing releases the GIL; daemons, so that a second ^C ends the process at once.
+        threads = [threading.Thread(target=write, args=item, daemon=True) for item in copied.items()]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
 
     def _copied(self) -> dict[str, dict[str, RowRange]]:
         """Return host copies of what this process has to write, so that training can continue."""

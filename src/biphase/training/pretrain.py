@@ -444,7 +444,8 @@ class Pretraining:
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)
         self.loaded = False
-        # When this job's first and last step ended and its checkpoint was begun, in seconds of the wall clock.
+        # When this job's first and last step ended and its last held-out losses were measured, in seconds of the wall
+        # clock.
         self.times: dict[str, float] = {}
 
     # ------------------------------------------------------------ before
@@ -765,6 +766,7 @@ class Pretraining:
             self.times["last_step"] = time.time()
             if not done.lost:  # the tensors are written while held-out losses are measured
                 self._begin_saving(CheckpointRecord(self.key), step)
+            self.clock = time.monotonic()  # copying to the host is not training time
         if step % self.run.heldout_every == 0 or step == self.target:
             self._measure(step, done.step)
         self.times["measured"] = time.time()
@@ -825,7 +827,7 @@ class Pretraining:
             "origin_step": self.run.origin_step,
             "epochs": self.stream.epochs(self.progress.next_sample),
             "tokens_left_out": len(self.shards.train) % self.run.packing.length,
-            "times": self.times,
+            "times": dict(self.times),
             "progress": asdict(self.progress),
         }
         key = checkpoint_key(self.run, step, self.identities)

@@ -721,8 +721,8 @@ MUTATIONS = [
     Mutation(
         "ranks of the whole test set in its resamples",
         "tasks/metrics.py",
-        "_pearson(_ranks(x, counts), _ranks(y, counts), counts)",
-        "_pearson(_ranks(x, np.ones(len(x))), _ranks(y, np.ones(len(y))), counts)",
+        "np.add.reduceat(counts[..., order], starts, axis=-1)",
+        "np.add.reduceat(np.ones_like(counts)[..., order], starts, axis=-1)",
         "tasks/test_metrics.py::test_correlations_are_those_of_scipy_also_where_examples_occur_several_times",
         "the interval of Spearman's correlation is not that of the statistic",
         subtle=True,

@@ -81,15 +81,21 @@ def test_presets_have_the_values_that_the_papers_print():
             preset.optimizer.weight_decay,
             preset.optimizer.betas[1],
             preset.best_epoch,
+            preset.optimizer.clip,
         )
         for name, preset in PRESETS.items()
     }
     assert values == {
-        "bert-glue": ((2e-5, 3e-5, 4e-5, 5e-5), 0.1, 0.01, 0.999, False),
-        "roberta-glue": ((1e-5, 2e-5, 3e-5), 0.06, 0.1, 0.98, True),
-        "modernbert-glue": ((1e-5, 3e-5, 5e-5, 8e-5), 0.06, 0.1, 0.98, True),
+        "bert-glue": ((2e-5, 3e-5, 4e-5, 5e-5), 0.1, 0.01, 0.999, False, 1.0),
+        "roberta-glue": ((1e-5, 2e-5, 3e-5), 0.06, 0.1, 0.98, True, 1e6),
+        "modernbert-glue": ((1e-5, 3e-5, 5e-5, 8e-5), 0.06, 0.1, 0.98, True, 1e6),
     }
-    assert {task.batch for task in PRESETS["modernbert-glue"].tasks} == {64}
+    batches = {name: [task.batch for task in preset.tasks] for name, preset in PRESETS.items()}
+    assert batches == {
+        "bert-glue": [32] * 8,
+        "roberta-glue": [32] * 8,
+        "modernbert-glue": [32, 16, 32, 32, 16, 64, 16, 16],
+    }
     assert all(CATALOG[task.name].form == task.form for preset in PRESETS.values() for task in preset.tasks)
 
 

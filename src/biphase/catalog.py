@@ -201,16 +201,18 @@ CATALOG = ByName("task", {task.name: task for task in (*TASKS, *MORE_TASKS)})
 # model; RoBERTa's leaderboard entry and ModernBERT start RTE, MRPC and STS-B from the model of MNLI.
 
 
-def _on_glue(batch: int, **epochs: int) -> tuple[Task, ...]:
-    return tuple(replace(CATALOG[name], epochs=count, batch=batch) for name, count in epochs.items())
+def _on_glue(**lengths: tuple[int, int]) -> tuple[Task, ...]:
+    """Return tasks with these epochs and this batch each."""
+    return tuple(replace(CATALOG[name], epochs=each[0], batch=each[1]) for name, each in lengths.items())
 
 
 _GLUE_TASKS = ("cola", "sst2", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte")
+_NO_CLIPPING = 1e6  # no norm of gradients is that large
 
 # Devlin et al. 2019 (arXiv:1810.04805), section 4.1: batch 32, 3 epochs, the best of four rates on dev. Warmup, weight
 # decay, ε and β2 are those of its code: run_classifier.py and optimization.py of google-research/bert (eedf571).
 BERT_GLUE = Finetune(
-    _on_glue(32, **dict.fromkeys(_GLUE_TASKS, 3)),
+    _on_glue(**dict.fromkeys(_GLUE_TASKS, (3, 32))),
     lrs=(2e-5, 3e-5, 4e-5, 5e-5),
     protocol="standard",
     warmup=0.1,
@@ -219,25 +221,35 @@ BERT_GLUE = Finetune(
 
 # Liu et al. 2019 (arXiv:1907.11692), section 5.1 and table 10: batch 16 or 32 (here 32), at most 10 epochs with early
 # stopping on dev, three rates, warmup 6%, weight decay 0.1, five seeds; β2 and ε are those of its pretraining (table 9).
+# Gradients are not clipped in its code: examples/roberta/README.glue.md of facebookresearch/fairseq (1ffc48f).
 ROBERTA_GLUE = Finetune(
-    _on_glue(32, **dict.fromkeys(_GLUE_TASKS, 10)),
+    _on_glue(**dict.fromkeys(_GLUE_TASKS, (10, 32))),
     lrs=(1e-5, 2e-5, 3e-5),
     protocol="standard",
     warmup=0.06,
-    optimizer=AdamW(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1),
+    optimizer=AdamW(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, clip=_NO_CLIPPING),
     best_epoch=True,
 )
 
-# Warner et al. 2024 (arXiv:2412.13663), appendix E.1 and table 6 (base): batch 64, four rates, epochs by task, early
-# stopping. β2 and ε are those of its code, src/evals/glue_jobs.py of AnswerDotAI/ModernBERT (8c57a0f), warmup that of
-# its yamls/finetuning/glue. Its weight decays, most of them 5e-6, are subtracted per step at the peak rate without being
+# Warner et al. 2024 (arXiv:2412.13663), appendix E.1 and table 6 (base): four rates, epochs by task, early
+# stopping. Batches, β2, ε and no clipping are those of its code, src/evals/glue_jobs.py of AnswerDotAI/ModernBERT
+# (8c57a0f), warmup that of its yamls/finetuning/glue. Its weight decays, most of them 5e-6, are subtracted per step at the peak rate without being
 # multiplied by it; at a rate of 5e-5 that is torch's 0.1.
 MODERNBERT_GLUE = Finetune(
-    _on_glue(64, cola=5, sst2=2, mrpc=10, stsb=10, qqp=10, mnli=1, qnli=2, rte=3),
+    _on_glue(
+        cola=(5, 32),
+        sst2=(2, 16),
+        mrpc=(10, 32),
+        stsb=(10, 32),
+        qqp=(10, 16),
+        mnli=(1, 64),
+        qnli=(2, 16),
+        rte=(3, 16),
+    ),
     lrs=(1e-5, 3e-5, 5e-5, 8e-5),
     protocol="standard",
     warmup=0.06,
-    optimizer=AdamW(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1),
+    optimizer=AdamW(betas=(0.9, 0.98), eps=1e-6, weight_decay=0.1, clip=_NO_CLIPPING),
     best_epoch=True,
 )
 

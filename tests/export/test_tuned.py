@@ -165,9 +165,10 @@ def hub_folders(shards, tmp_path_factory):
 def evaluated(hub_folders, work, tmp_path):
     """The only trial of a model as it is on a task, and its store."""
 
-    def evaluate(family, task, protocol="standard"):
+    def evaluate(family, task, protocol="standard", *, best_epoch=False):
         store = Store(tmp_path / "store")
-        grid = Finetune(task, lrs=(1e-3,), seeds=(0,), protocol=protocol, precision="fp32")
+        more = {"protocol": protocol, "best_epoch": best_epoch}
+        grid = Finetune(task, lrs=(1e-3,), seeds=(0,), precision="fp32", **more)
         plan = work(Study("as-it-is", (Pretrain("it", start=Hub(str(hub_folders[family]))),), grid), store)
         return find(next(finetunings(plan)).trials[0].key, store), store
 
@@ -242,7 +243,8 @@ def chosen(count, first=0):
 def test_numbers_and_label_sets_are_text_classifiers_of_their_problem_type(
     form, rows, problem, evaluated, own_task, tmp_path
 ):
-    trial, store = evaluated("llama", own_task(form, rows, 6))
+    several = problem != "regression"
+    trial, store = evaluated("llama", own_task(form, rows, 6), best_epoch=several)
     made, again = tuned(trial, store, tmp_path / "out")
     config = json.loads((made.folder / "config.json").read_text())
     assert config["problem_type"] == problem
@@ -253,6 +255,12 @@ def test_numbers_and_label_sets_are_text_classifiers_of_their_problem_type(
     wanted = [right.item()] if problem == "regression" else right.sigmoid().tolist()
     assert list(said) != []
     assert said == pytest.approx(dict(zip(config["label2id"], wanted, strict=True)), rel=1e-4)
+    card = (made.folder / "README.md").read_text()
+    assert ('pipeline("text-classification", model="FOLDER", top_k=None)' in card) == several
+    (steps,) = [line for line in card.splitlines() if line.startswith("| steps |")]
+    assert (
+        (f"step {trial.about.get('best_step')} are kept" in steps) == ("best_step" in trial.about) == several
+    )
 
 
 def test_choices_are_refused_before_the_work(evaluated, own_task, tmp_path):
@@ -261,4 +269,6 @@ def test_choices_are_refused_before_the_work(evaluated, own_task, tmp_path):
     with pytest.raises(ModelError, match=r"class.*multiple-choice on BertModel.*fine-tuned") as caught:
         exported(trial, store, tmp_path / "out", messages.append)
     assert "\n" not in str(caught.value)
+    assert "export the encoder" in str(caught.value)
+    assert "another" not in str(caught.value), "no other model of choices can be exported either"
     assert not any("fine-tuning" in message for message in messages)

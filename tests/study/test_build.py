@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Finetune, Hub, Linear, LoRA, Stage, Study
-from biphase.catalog import CATALOG, TASKS
+from biphase.catalog import CATALOG, PRESETS, TASKS
 from biphase.errors import SpecError, StoreError
 from biphase.metadata import TRIAL, VALUES
 from biphase.store import Store, publish, read_json, write_json
@@ -109,6 +109,16 @@ def test_rates_and_seeds_are_listed_or_counted():
     made = said(protocol="paper", precision="bf16", documents="all", length=64)
     assert (made.protocol, made.precision, made.documents, made.length) == ("paper", "bf16", "all", 64)
     assert said(documents="").documents == "all"
+
+
+def test_what_is_not_typed_follows_from_the_protocol_also_beside_a_preset():
+    tasks = (CATALOG["sst2"],)
+    for protocol, documents in (("paper", "judged"), ("standard", "all")):
+        made = finetuning(tasks, "1e-5", "0", protocol, "fp32", "", 0, preset="bert-glue")
+        plain = Finetune(tasks, protocol=protocol)
+        assert made.documents == plain.documents == documents
+        assert (made.protocol, made.optimizer) == (protocol, PRESETS["bert-glue"].optimizer)
+    assert finetuning(tasks, "1e-5", "0", "paper", "bf16", "all", 0, preset="bert-glue").documents == "all"
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,12 @@ def test_known_tasks_come_by_name_by_family_or_all_of_the_paper():
     assert tasks_named("sst2, squad") == (CATALOG["sst2"], CATALOG["squad"])
     assert tasks_named("paper") == TASKS
     assert [task.name for task in tasks_named("boolq,QA,squad")] == ["boolq", "squad", "squad_v2", "record"]
+    assert [task.name for task in tasks_named("SR,ML,MC")] == [
+        "stsb",
+        "go_emotions",
+        "commonsense_qa",
+        "swag",
+    ], "families without tasks of the paper"
     borrowing = tasks_named("nq,mldr_en")
     assert [task.name for task in borrowing] == ["msmarco", "nq", "mldr_en"], "they bring their lender"
     assert Finetune(borrowing).finetunings  # the record accepts them
@@ -460,6 +466,11 @@ def test_numbers_beside_a_train_part_of_names_are_refused(part, tmp_path):
     numbers = [{"tokens": ["Ada"], "tags": [1]}] * 9
     folder = lay(tmp_path / "tags", **dict.fromkeys(parts, NAMED_TAGS) | {part: numbers})
     refused(f"{part} part has the label 1.*--labels", folder)
+    lists = {name: [row | {"label": [row["label"]]} for row in rows] for name, rows in parts.items()}
+    lists[part] = [row | {"label": [row["label"]]} for row in NUMBERED]
+    folder = lay(tmp_path / "lists", **lists)
+    refused(f"{part}.jsonl:1 of the {part} part has the label 0.*bad, good.*--labels", folder, family="ML")
+    assert one(folder, family="ML", labels="good,bad").form.labels == ("good", "bad")
 
 
 def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path):
@@ -521,7 +532,7 @@ def test_numbers_are_predicted_if_the_family_says_so_from_one_text_or_two(tmp_pa
     assert re.fullmatch(r"'t(\d+)' → (?:\1)000", known["example"])
 
 
-@pytest.mark.parametrize("number", ["high", None, True, "nan", 1e9])
+@pytest.mark.parametrize("number", ["high", None, True, "nan", 1e9, 10**400])
 def test_a_number_that_is_none_is_refused_with_its_place(number, tmp_path):
     rows = [{"text": f"t{n}", "score": n / 2} for n in range(40)]
     folder = lay(tmp_path / "own", train=[*rows, {"text": "x", "score": number}], test=rows)
@@ -551,6 +562,10 @@ def test_several_labels_are_a_list_or_columns_of_0_and_1(tmp_path):
     wrong = columns + "40,t,2,0\n"
     with pytest.raises(DataError, match=r"'wrong': test.csv:42 .*2.*'toxic'"):
         rows_of(one(lay(tmp_path / "wrong", train=columns, test=wrong), family="ML"))
+    single = [{"text": "x", "labels": ["a"]}] * 9
+    refused(
+        "'single'.*'labels'.*'a'.*--labels", lay(tmp_path / "single", train=single, test=single), family="ML"
+    )
 
 
 @pytest.mark.parametrize(
@@ -576,6 +591,14 @@ def test_several_labels_are_a_list_or_columns_of_0_and_1(tmp_path):
             {"premise": "who?", "choice1": "a dog", "choice2": "a cat", "label": 1},
             Choose("{premise}\n{choice}", ("choice1", "choice2"), "label"),
         ),
+        (  # COPA
+            {"premise": "It ran.", "choice1": "a dog", "choice2": "a cat", "question": "who?", "label": 1},
+            Choose("{premise}\n{question}\n{choice}", ("choice1", "choice2"), "label"),
+        ),
+        (  # PIQA
+            {"goal": "who?", "sol1": "a dog", "sol2": "a cat", "label": 1},
+            Choose("{goal}\n{choice}", ("sol1", "sol2"), "label"),
+        ),
         (
             {"question": "who?", "choices": ["a dog", "a cat"], "answer": "a cat"},
             Choose("{question}\n{choice}", "choices", "answer"),
@@ -599,6 +622,8 @@ def test_choices_as_datasets_of_the_hub_have_them(columns, form, tmp_path):
         ({"choices": ["a"]}, "1 choices"),
         ({"choices": "a"}, "no list of choices"),
         ({"choices": ["a", " "]}, "without text"),
+        ({"choices": [{"text": "a"}, {"text": "b"}]}, r"no list of choices as texts.*\"text\": \["),
+        ({"choices": {"A": "a", "B": "b"}}, r"no list of choices as texts.*\"text\": \["),
     ],
 )
 def test_a_question_without_its_right_choice_is_refused_with_its_place(bad, words, tmp_path):
@@ -609,12 +634,44 @@ def test_a_question_without_its_right_choice_is_refused_with_its_place(bad, word
     assert "\n" not in str(caught.value)
 
 
-def test_numbers_among_choices_are_texts_where_the_answer_is_a_text(tmp_path):
-    row = {"question": "1 + 1?", "choices": ["1", "2", "3"]}
-    rows = [row | {"answer": "2"}] * 40
-    assert rows_of(one(lay(tmp_path / "text", train=rows, test=rows))).test[0].answer == 1
-    rows = [row | {"answer": 2}] * 40
-    assert rows_of(one(lay(tmp_path / "place", train=rows, test=rows))).test[0].answer == 2
+@pytest.mark.parametrize(
+    ("choices", "answer", "right"),
+    [
+        (["1", "2", "3"], 2, 2),  # a number is a place
+        (["1", "2", "3"], "3", 2),  # a text, as there is no place 3
+        (["1", "2", "3"], "C", 2),
+        (["0", "1", "9"], "1", 1),  # text and place agree
+        (["40", "2", "0"], "40", 0),
+        (["40", "2", "0"], 0, 0),
+        (["40", "2", "0"], "1", 1),
+        ({"label": ["A", "B"], "text": ["B", "A"]}, "A", 0),  # labels of the data win
+        ({"label": ["2", "1"], "text": ["1", "0"]}, "1", 1),
+        ({"label": ["x", "y"], "text": ["a", "b"]}, "b", 1),
+        (["40", "2", "0"], "0", None),  # the text of the third, or the place of the first
+        (["7", "5", "1", "0"], "1", None),
+        (["B", "A"], "A", None),
+        (["a", "a"], "a", None),
+        ({"label": ["A", "A"], "text": ["a", "b"]}, "A", None),
+    ],
+)
+def test_an_answer_is_the_one_choice_that_it_fits_or_refused(choices, answer, right):
+    values = ["which?", choices, answer]
+    if right is not None:
+        assert Choose().example(values, "here").answer == right
+        return
+    with pytest.raises(
+        ValueError, match=f"'{answer}'.*fits 2 choices.*text, number or letter.*from 0"
+    ) as caught:
+        Choose().example(values, "here")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "extra", [{"options": ["a", "b"]}, {"choices": "x"}, {"endings": "x"}, {"option1": "a", "option2": "b"}]
+)
+def test_texts_and_labels_beside_choices_without_a_question_are_no_multiple_choice(extra, tmp_path):
+    rows = [row | extra for row in NUMBERED]
+    assert one(lay(tmp_path, train=rows, test=rows)).form == Classify("{text}", ("0", "1"))
 
 
 # ---------------------------------------------------------------- the page

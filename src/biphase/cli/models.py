@@ -97,7 +97,8 @@ LRS, SEEDS = "1e-5,2e-5,5e-5,1e-4,2e-4,5e-4", "0-4"
 def evaluate(
     model: Model,
     tasks: str = Option(
-        "", help="tasks by name, 'paper', a family (SC, TC, QA, IR), or a folder or file of your own"
+        "",
+        help="tasks by name, 'paper', a family (SC, TC, QA, IR, SR, ML, MC), or a folder or file of your own",
     ),
     preset: str = Option("", help="a paper's protocol on GLUE: bert-glue, roberta-glue or modernbert-glue"),
     store_folder: StoreFolder = DEFAULT_STORE,

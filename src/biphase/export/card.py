@@ -171,6 +171,7 @@ class Card:
     prompts: Prompts | None = None  # it is a sentence-transformers model
     fills: bool = False  # its head was trained to fill masks
     graph: str = ""  # the output of the ONNX graph, if there is one
+    several: bool = False  # a text may have several labels
 
     def text(self) -> str:
         masked = is_masked(self.written.architecture)

@@ -249,6 +249,7 @@ def tuned_card(retrained: Retrained, store: Store, written: Written, kind: Kind,
         base=card.base_of(recipe.run),
         prompts=writing.prompts_of(form) if isinstance(form, Retrieve) else None,
         graph=kind.output if onnx else "",
+        several=isinstance(form, MultiLabel),
         sections=[_training(retrained, kind.labels), _scores(retrained, store), origin],
         limits=[
             *limits_of(written),
@@ -262,11 +263,12 @@ def _training(retrained: Retrained, labels: tuple[str, ...]) -> Section:
     recipe = retrained.recipe
     task, about = recipe.trained_on, recipe.trial.about
     templates = (json.dumps(template, ensure_ascii=False) for template in task.form.templates.values())
+    best = f"; the weights after step {about['best_step']:,} are kept" if "best_step" in about else ""
     rows = [
         ("task", f"{task.name}, from {card.without_folders(task.source)}"),
         ("texts", " and ".join(templates) or "words with one space between them"),
         *([("labels", ", ".join(labels))] if labels else []),
-        ("steps", f"{about['steps']:,} of {task.batch} examples"),
+        ("steps", f"{about['steps']:,} of {task.batch} examples{best}"),
         ("learning rate, seed", f"{about['lr']:g}, {about['seed']}"),
         ("protocol, precision", f"{recipe.spec.protocol}, {recipe.spec.precision}"),
         ("key", recipe.trial.key),
@@ -298,9 +300,10 @@ def refuse_without_class(recipe: TrialRecipe, kind: Kind) -> None:
     fields = tokenizer.native_ids
     native = kind.native and as_eurobert(encoder, tokenizer.context, EuroBertModel, {}, **fields)
     if not native and not _has_own(encoder.trunk, kind):
+        other = "" if kind.auto is AutoModelForMultipleChoice else ", or fine-tune another one"
         raise ModelError(
             f"transformers has no class that does {kind.pipeline} on {type(encoder.trunk).__name__} as it was fine-tuned "
-            "here; export the encoder instead, by the key of its checkpoint, or fine-tune another one"
+            f"here; export the encoder instead, by the key of its checkpoint{other}"
         )
 
 

@@ -413,7 +413,7 @@ class Regress(Form):
         *texts, value = values
         try:
             number = math.nan if isinstance(value, bool) else float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = math.nan
         if not abs(number) < LARGEST_NUMBER:  # NaN too
             raise ValueError(
@@ -504,8 +504,8 @@ class Choose(Form):
     """One of several choices per question. `text` is the template of a choice: "{question} {choice}".
 
     `choices` is a column with a list of texts, or {"label": […], "text": […]} as in CommonsenseQA, or the names of one
-    column for each choice. `answer` holds the label of the right choice, its text, its number from 0, or its letter
-    from A.
+    column for each choice. `answer` holds the label of the right choice, or else its text, its number from 0, or its
+    letter from A; what fits several choices in these ways is refused.
     """
 
     text: str = "{question} {choice}"
@@ -554,8 +554,10 @@ def _choices(values: Sequence[Any]) -> tuple[list[str], list[Any]]:
     if isinstance(found, dict) and isinstance(found.get("text"), list):
         names = [str(name) for name in _listed(found.get("label"))]
         return (names if len(names) == len(found["text"]) else []), found["text"]
-    if not isinstance(found, list):
-        raise ValueError("has no list of choices; write a list of texts, or name a column for each choice")
+    if not isinstance(found, list) or any(isinstance(one, (list, dict)) for one in found):
+        raise ValueError(
+            'has no list of choices as texts; write one, or {"label": […], "text": […]}, or a column for each choice'
+        )
     return [], found
 
 
@@ -564,9 +566,15 @@ def _answer_among(answer: Any, names: Sequence[str], texts: Sequence[Any]) -> in
     said = str(int(answer)) if isinstance(answer, float) and answer.is_integer() else str(answer)
     places, letters = zip(*((str(place), chr(ord("A") + place)) for place in range(len(texts))), strict=True)
     written = [str(text) for text in texts] if isinstance(answer, str) else []  # a number is a place
-    for known in (names, written, places, letters):
-        if said in known:
-            return list(known).index(said)
+    ways = (names,) if said in names else (written, places, letters)
+    found = {place for way in ways for place, one in enumerate(way) if one == said}
+    if len(found) == 1:
+        return found.pop()
+    if found:
+        raise ValueError(
+            f"has the answer {answer!r}, which fits {len(found)} choices by label, text, number or letter; write the "
+            "number from 0 without quotes (jsonl, parquet), or a letter that is no choice"
+        )
     if said in ("-1", "", "None"):
         raise ValueError(
             "has no answer: these rows are unlabelled; score on a part that has answers, e.g. --test FILE, or "

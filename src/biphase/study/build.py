@@ -36,6 +36,7 @@ from biphase.specs import (
     Study,
     Task,
 )
+from biphase.specs.training import INHERIT
 from biphase.store import Store, write_json
 from biphase.study import ledger
 from biphase.study.load import corpus_named, metadata_only_refusal, run_named
@@ -75,7 +76,10 @@ def finetuning(
     tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
     rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
     fields |= {"tasks": tasks, "lrs": tuple(rates), "seeds": tuple(_seeds(seeds))}
-    return replace(PRESETS[preset], **fields) if preset else Finetune(**fields)
+    if not preset:
+        return Finetune(**fields)
+    # A preset's own are those of its protocol; what is not typed follows from the protocol that is.
+    return replace(PRESETS[preset], **({"precision": INHERIT, "documents": INHERIT} | fields))
 
 
 def lengths_of(tasks: tuple[Task, ...], preset: str, steps: int, epochs: int) -> tuple[Task, ...]:

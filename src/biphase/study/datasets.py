@@ -49,8 +49,8 @@ LABELS = (
 )  # fmt: skip
 NUMBERS = ("label", "score", "similarity_score", "similarity", "rating", "value", "target", "labels")
 CONTEXTS, QUESTIONS = (
-    ("context", "passage", "article"),
-    ("question", "query", "startphrase", "ctx", "premise", "prompt"),
+    ("context", "passage", "article", "premise"),
+    ("question", "query", "startphrase", "ctx", "prompt", "goal"),
 )
 CHOICES, RIGHT = ("choices", "options", "endings"), ("answerkey", "answer", "label", "correct")
 CHOICE_COLUMN = re.compile(r"(choice|option|ending|sol)_?([0-9]|[a-eA-E])")
@@ -86,7 +86,7 @@ def tasks_named(
     lrs: str = "",
     seeds: str = "",
 ) -> tuple[Task, ...]:
-    """Return the tasks of a comma-separated list: names, `paper`, families (SC, TC, QA, IR), or paths to own data.
+    """Return the tasks of a comma-separated list: names, `paper`, families, or paths to own data.
 
     With `data`, catalog tasks are read from their local copies in that folder, where it has them. A task that is
     scored with another task's model adds that task too. `lrs` and `seeds` are only checked against --zero-shot.
@@ -165,7 +165,8 @@ def _named(name: str) -> list[Task]:
     """Return the catalog tasks that a name, family or "paper" stands for."""
     if name in CATALOG:
         return [CATALOG[name]]
-    return [task for task in TASKS if name in ("paper", task.family)]
+    of_paper = [task for task in TASKS if name in ("paper", task.family)]
+    return of_paper or [task for task in CATALOG.values() if task.family == name]
 
 
 # ---------------------------------------------------------------- local copies
@@ -390,7 +391,9 @@ def _family(columns: Sequence[str]) -> str:
     names = set(columns)
     if names & set(WORDS.split("|")) and names & set(TAGS.split("|")):
         return FAMILY_OF[Tag]
-    if {name.lower() for name in columns} & set(CHOICES) or len(_choice_columns(columns)) > 1:
+    lower = {name.lower() for name in columns}
+    chooses = lower & set(CHOICES) or len(_choice_columns(columns)) > 1
+    if chooses and lower & {*CONTEXTS, *QUESTIONS}:
         return FAMILY_OF[Choose]
     asks = {"question", "context"} <= names and names & set(ANSWERS.split("|"))
     return FAMILY_OF[Answer if asks else Classify]
@@ -443,7 +446,10 @@ def _multilabel(data: Folder, own: OwnData) -> MultiLabel:
         return MultiLabel(text, names, label="")
     if not given:
         values = values_of(whose, data.source, column, lists=True)
-        given = named(whose, data.source, data.root, column, values) or in_order(whose, column, values)
+        given = named(whose, data.source, data.root, column, values) or _in_every_part(
+            data, column, in_order(whose, column, values)
+        )
+    _refuse_fewer(whose, column, given)
     return MultiLabel(text, given, label=column)
 
 
@@ -476,12 +482,17 @@ def _classify(data: Folder, own: OwnData) -> Classify:
         labels = named(whose, data.source, data.root, label, values)
         numbered = are_places(labels, values)
         labels = labels or _in_every_part(data, label, in_order(whose, label, values))
+    _refuse_fewer(whose, label, labels)
+    return Classify(text, labels, label=label, numbered=numbered)
+
+
+def _refuse_fewer(whose: str, column: str, labels: tuple[str, ...]) -> None:
+    """Refuse fewer than two labels."""
     if len(labels) < 2:
         raise SpecError(
-            f"{whose}: column {label!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
+            f"{whose}: column {column!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
             "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
         )
-    return Classify(text, labels, label=label, numbered=numbered)
 
 
 def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -33,12 +33,13 @@ def tfidf_labels(
 ) -> list[np.ndarray] | None:
     """Return the labels that a logistic regression on `texts` predicts for each of `parts`; None: too many texts."""
     classes = len(set(labels))
-    words = None if classes < 2 else _tfidf(texts, features=MOST_WEIGHTS // classes)
-    if words is None:
+    counted = None if classes < 2 else _tfidf(texts, features=MOST_WEIGHTS // classes)
+    if counted is None:
         return None
+    words, counts = counted
     from sklearn.linear_model import LogisticRegression
 
-    model = LogisticRegression(C=4.0, max_iter=300).fit(words.transform(texts), labels)
+    model = LogisticRegression(C=4.0, max_iter=300).fit(counts, labels)
     return [model.predict(words.transform(part)) for part in parts]
 
 
@@ -46,12 +47,13 @@ def tfidf_label_sets(
     texts: Sequence[str], labels: np.ndarray, *parts: Sequence[str]
 ) -> list[np.ndarray] | None:
     """Return which labels (n, labels) a logistic regression for each label predicts; None: too many texts."""
-    words = _tfidf(texts, features=MOST_WEIGHTS // labels.shape[1])
-    if words is None:
+    counted = _tfidf(texts, features=MOST_WEIGHTS // labels.shape[1])
+    if counted is None:
         return None
+    words, counts = counted
     from sklearn.linear_model import LogisticRegression
 
-    counts, read = words.transform(texts), [words.transform(part) for part in parts]
+    read = [words.transform(part) for part in parts]
     found = [np.zeros((len(part), labels.shape[1]), bool) for part in parts]
     for label, marks in enumerate(labels.T):
         model = LogisticRegression(C=4.0, max_iter=300).fit(counts, marks) if len(set(marks)) > 1 else None
@@ -64,12 +66,13 @@ def tfidf_numbers(
     texts: Sequence[str], numbers: np.ndarray, *parts: Sequence[str]
 ) -> list[np.ndarray] | None:
     """Return the numbers that a ridge regression on `texts` predicts for each of `parts`; None: too many texts."""
-    words = _tfidf(texts, features=MOST_WEIGHTS)
-    if words is None:
+    counted = _tfidf(texts, features=MOST_WEIGHTS)
+    if counted is None:
         return None
     from sklearn.linear_model import Ridge
 
-    model = Ridge(alpha=1.0).fit(words.transform(texts), numbers.astype(np.float64))
+    words, counts = counted
+    model = Ridge(alpha=1.0).fit(counts, numbers.astype(np.float64))
     return [model.predict(words.transform(part)) for part in parts]
 
 
@@ -77,18 +80,18 @@ def tfidf_cosines(
     pairs: Sequence[tuple[str, str]], *parts: Sequence[tuple[str, str]]
 ) -> list[np.ndarray] | None:
     """Return the cosine of the two texts of each pair of `parts`; words are weighted by their frequency in `pairs`."""
-    words = _tfidf([text for pair in pairs for text in pair], features=MOST_WEIGHTS)
-    if words is None:
+    counted = _tfidf([text for pair in pairs for text in pair], features=MOST_WEIGHTS)
+    if counted is None:
         return None
-    found = []
+    words, found = counted[0], []
     for part in parts:
         one, other = (words.transform([pair[side] for pair in part]) for side in (0, 1))
         found.append(np.asarray(one.multiply(other).sum(axis=1)).ravel())
     return found
 
 
-def _tfidf(texts: Sequence[str], *, features: int) -> Any | None:
-    """Return TF-IDF of words and word pairs, fitted to texts; None if they are too many, or none has a word."""
+def _tfidf(texts: Sequence[str], *, features: int) -> tuple[Any, Any] | None:
+    """Return TF-IDF of words and word pairs, fitted to texts, and the texts by it; None: too many, or without a word."""
     characters = sum(map(len, texts))
     if len(texts) > MOST_TEXTS or characters > MOST_CHARACTERS:
         return None
@@ -102,7 +105,7 @@ def _tfidf(texts: Sequence[str], *, features: int) -> Any | None:
         dtype=np.float32,
     )
     try:
-        return words.fit(texts)
+        return words, words.fit_transform(texts)
     except ValueError:  # no text has a word
         return None
 

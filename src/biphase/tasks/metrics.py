@@ -23,7 +23,7 @@ import math
 import re
 import string
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from heapq import nlargest
 from math import comb
@@ -100,28 +100,45 @@ def correlations(predicted: NDArray, gold: NDArray) -> dict[str, float]:
 
 def correlation(name: str, predicted: NDArray, gold: NDArray, weights: NDArray) -> Floats:
     """Return a correlation of numbers (n) under weights (…, n); NaN if a number is."""
-    x, y, counts = (np.asarray(one, np.float64) for one in (predicted, gold, weights))
-    if not (np.isfinite(x).all() and np.isfinite(y).all()):
-        return np.full(counts.shape[:-1], np.nan)
-    found = []
-    if "pearson" in name:
-        found.append(_pearson(x, y, counts))
-    if "spearman" in name:
-        found.append(_pearson(_ranks(x, counts), _ranks(y, counts), counts))
-    return np.mean(found, axis=0)
+    return correlation_with(name, gold, weights)(predicted)
+
+
+def correlation_with(name: str, gold: NDArray, weights: NDArray) -> Callable[[NDArray], Floats]:
+    """Return `correlation` as a function of the predicted numbers; the ranks of the true ones are computed once."""
+    y, counts = np.asarray(gold, np.float64), np.asarray(weights, np.float64)
+    known = bool(np.isfinite(y).all())
+    scales = [of for kind, of in (("pearson", _as_they_are), ("spearman", _ranks)) if known and kind in name]
+    of_gold = [_centred(of(y, counts), counts) for of in scales]
+
+    def scored(predicted: NDArray) -> Floats:
+        x = np.asarray(predicted, np.float64)
+        if not (known and np.isfinite(x).all()):
+            return np.full(counts.shape[:-1], np.nan)
+        of_predicted = (_centred(scale(x, counts), counts) for scale in scales)
+        return np.mean([_pearson(*pair, counts) for pair in zip(of_predicted, of_gold, strict=True)], axis=0)
+
+    return scored
 
 
 CORRELATIONS = ("pearson_spearman", "pearson", "spearman")
 
 
-def _pearson(x: NDArray, y: NDArray, counts: NDArray) -> Floats:
-    x, y = (one - (one * counts).sum(-1, keepdims=True) / counts.sum(-1, keepdims=True) for one in (x, y))
-    spreads = [(one * one * counts).sum(-1) for one in (x, y)]
-    # What rounding leaves of a spread that is 0.
-    least = [1e-20 * (1 + np.square(one).max(-1)) for one in (x, y)]
-    known = np.logical_and(*(spread > small for spread, small in zip(spreads, least, strict=True)))
-    shared = (x * y * counts).sum(-1)
-    return np.divide(shared, np.sqrt(spreads[0] * spreads[1]), out=np.zeros(shared.shape), where=known)
+def _centred(values: NDArray, counts: NDArray) -> tuple[NDArray, Floats]:
+    """Return values minus their mean, and their sum of squares; 0 where rounding alone makes it positive."""
+    values = values - (values * counts).sum(-1, keepdims=True) / counts.sum(-1, keepdims=True)
+    spread, least = (values * values * counts).sum(-1), 1e-20 * (1 + np.square(values).max(-1))
+    return values, np.where(spread > least, spread, 0.0)
+
+
+def _pearson(one: tuple[NDArray, Floats], other: tuple[NDArray, Floats], counts: NDArray) -> Floats:
+    """Return the correlation of two columns of numbers that `_centred` prepared."""
+    shared = (one[0] * other[0] * counts).sum(-1)
+    known = np.logical_and(one[1] > 0, other[1] > 0)
+    return np.divide(shared, np.sqrt(one[1] * other[1]), out=np.zeros(shared.shape), where=known)
+
+
+def _as_they_are(values: NDArray, counts: NDArray) -> NDArray:
+    return values
 
 
 def _ranks(values: NDArray, counts: NDArray) -> Floats:

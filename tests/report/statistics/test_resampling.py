@@ -53,6 +53,11 @@ def test_draws_of_number_pairs_are_correlations_over_the_resampled_examples():
     made = resample(holed, seed="stsb", draws=9, metric="pearson_spearman")
     assert np.isnan(made[:, 0]).all()
     assert np.isfinite(made[:, 1]).all()
+    of_one_task = np.stack([*pairs, pairs[0]])
+    of_one_task[1, :, 1] = pairs[0, :, 1]  # the true numbers are shared by some rows
+    made = resample(of_one_task, seed="stsb", draws=30, metric="pearson_spearman")
+    alone = [resample(row[None], seed="stsb", draws=30, metric="pearson_spearman") for row in of_one_task]
+    assert (made == np.concatenate(alone, axis=1)).all()
 
 
 def test_nothing_found_rightly_is_0_also_where_there_was_nothing():

@@ -19,7 +19,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.tasks.metrics import CORRELATIONS, correlation
+from biphase.tasks.metrics import CORRELATIONS, correlation_with
 
 Floats = NDArray[np.float64]
 # The squared half width of an interval as a function of alpha, the probability to miss the true mean.
@@ -225,9 +225,7 @@ def resample(values: Values, *, seed: str, draws: int = DRAWS, metric: str = "")
     NaN gives NaN and does not affect other rows.
     """
     if metric in CORRELATIONS:
-        every = _weights(seed, values.shape[1], draws)
-        drawn = [[correlation(metric, *row.T, weights) for row in values] for weights in every]
-        return np.concatenate([np.stack(block, -1) for block in drawn])
+        return _correlations(values, metric, _weights(seed, values.shape[1], draws))
     parts = _parts(values)
     sums = [np.empty((draws, len(values))) for _ in parts]
     done = 0
@@ -238,6 +236,20 @@ def resample(values: Values, *, seed: str, draws: int = DRAWS, metric: str = "")
                 total[block] = weights @ part.T
         done += len(weights)
     return _scored(sums, values.shape[1])
+
+
+def _correlations(values: Values, metric: str, every: Iterator[NDArray[np.float32]]) -> Floats:
+    # Rows of one task have the same true numbers, whose ranks take as long as those of the predicted ones.
+    golds, of_row = np.unique(values[..., 1], axis=0, return_inverse=True)
+    blocks = []
+    for weights in every:
+        block = np.empty((len(weights), len(values)))
+        for which, gold in enumerate(golds):
+            scored = correlation_with(metric, gold, weights)
+            for row in np.flatnonzero(of_row.ravel() == which):
+                block[:, row] = scored(values[row, :, 0])
+        blocks.append(block)
+    return np.concatenate(blocks)
 
 
 def interval(draws: Floats, point: Floats, *, examples: int, level: float = 0.95) -> tuple[Floats, Floats]:

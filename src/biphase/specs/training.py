@@ -427,9 +427,7 @@ class Pretrain:
             raise SpecError(
                 f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
             )
-        if isinstance(
-            self.start, Merge
-        ):  # which has no optimizer state, so this must not make two runs of one
+        if isinstance(self.start, Merge):  # it has no optimizer state, so both values mean the same
             object.__setattr__(self, "optimizer_state", "keep")
         object.__setattr__(self, "schedule", self._settled_schedule())
 

@@ -14,7 +14,7 @@ from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Mix, Unifor
 from biphase.specs.sources import BPE, Chunks, Corpus, Hub, Pretrained, Rows, Size
 from biphase.specs.study import Finetune
 from biphase.specs.tasks import Classify, Tag, Task
-from biphase.specs.training import WSD, AdamW, Alternate, LoRA, Phase, Pretrain, Stage
+from biphase.specs.training import WSD, AdamW, Alternate, Kept, LoRA, Merge, Phase, Pretrain, Stage, layers_of
 
 SHORT = {"corpus": "builtin", "batch_tokens": 128, "packing": Rows(64), "schedule": WSD(warmup=1, decay=2)}
 
@@ -123,6 +123,9 @@ REFUSED = {
     "Merge((run('a'), 0.5), run('b'))": "Merge weight Merge((a, 0.5), (b, 0.5))",
     "Merge((run('a'), 0.5), (run('b'), 0.6))": "(0.5, 0.6) 1",
     "Merge(run('a'), run('b', start=SIZES['2m']))": "'b' 'a' shape",
+    "Merge(run('a', start=Hub('./m')), run('b', start=Hub('./n', windows='full')))": "'b' 'a' shape",
+    "Merge(run('a', stages=Stage(CLM(), epochs=2)), run('b'))": "'a' epochs Stage(CLM(), 1_000)",
+    "Pretrain('m', Merge(*(run(n, Hub(f'./{n}'), stages=()) for n in 'ab')), stages=Stage(CLM(), 5))": "'m' warmup=0.05",
     "Merge(run('a'), 3)": "Merge.parts 3",
     "Kept(run(), 11)": "'run' 10 11",
     "Pretrain('m', Merge(run('a'), run('b', seed=1)), stages=(Stage(CLM(), 5),), schedule=WSD(1e-3, 1, 1))": "seed data='restart'",
@@ -130,6 +133,7 @@ REFUSED = {
     "Muon(momentum=1)": "Muon.momentum [0 1)",
     "Muon(weight_decay=-1)": "Muon.weight_decay -1",
     "Muon(newton_schulz_steps=0)": "Muon.newton_schulz_steps 1 0",
+    "Muon(newton_schulz_steps=100)": "Muon.newton_schulz_steps 99 100",
     "Muon(adjust='none')": "Muon.adjust 'match_rms_adamw' 'original'",
     "run(start=Hub('./m'), optimizer=Muon(), adapter=LoRA(), schedule=WSD(1e-4, 1, 2))": "LoRA optimizer=AdamW()",
     "run('b', run('a'), optimizer=Muon())": "'a' AdamW Muon optimizer_state='reset'",
@@ -230,6 +234,32 @@ def test_a_run_takes_its_precision_from_its_size():
     assert run(start=Hub("./m")).precision == run(precision="bf16").precision == "bf16"
 
 
+def test_only_a_merge_of_untrained_hub_models_needs_a_warmup():
+    hub, trained = Pretrain("hub", Hub("./m"), "builtin"), run("trained", Hub("./m"))
+    fields = {"stages": Stage(CLM(), 5), "batch_tokens": 128, "packing": Rows(64), "data": "restart"}
+    mean = Pretrain("mean", Merge(Kept(trained, 0), trained), schedule=WSD(decay=1), **fields)
+    assert mean.schedule.warmup == 0
+    said = Pretrain(
+        "said", Merge(hub, run("b", Hub("./b"), stages=())), schedule=WSD(warmup=0.2, decay=1), **fields
+    )
+    assert said.schedule.warmup == 1
+
+
+def test_a_merge_has_no_optimizer_state_to_reset():
+    merge, fields = Merge(run("a"), run("b", data="continue", keep=(5,))), {"stages": Stage(CLM(), 5)}
+    fields["schedule"] = WSD(1e-3, 1, 1)
+    assert Pretrain("m", merge, optimizer_state="reset", **fields) == Pretrain("m", merge, **fields)
+
+
+def test_a_run_that_a_merge_reaches_on_several_paths_is_in_its_lineage_once():
+    first = run("a", steps=10)
+    one = Pretrain("one", Merge(first, Kept(first, 5)))
+    two = Pretrain("two", Merge(one, Kept(first, 5)))
+    last = Pretrain("last", Merge(one, two))
+    assert last.lineage == (first, one, two, last)
+    assert (last.origin_step, last.origin_sample) == (10, 20)
+
+
 def test_shares_become_steps_when_the_run_is_made():
     made = run(steps=200, schedule=WSD(warmup=0.05, decay=0.1))
     assert (made.schedule.warmup, made.schedule.decay) == (10, 20)
@@ -327,7 +357,7 @@ def test_a_stage_may_have_its_own_peak_also_inside_warmup_and_decay():
     ],
 )  # fmt: skip
 def test_frozen_layers_are_named_as_python_slices(freeze, layers):
-    assert Stage(CLM(), 5, freeze=freeze).frozen_layers(5) == layers
+    assert layers_of(Stage(CLM(), 5, freeze=freeze).freeze, 5) == layers
 
 
 def test_what_a_stage_freezes_ends_with_it_and_what_the_run_freezes_is_not_said_twice():

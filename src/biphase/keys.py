@@ -48,6 +48,7 @@ class Keyring:
         # By id(), since hashing a run is slow. The run itself is kept, so that its id stays unique.
         self._runs: dict[int, tuple[Pretrain, dict[str, object], tuple[Phase, ...]]] = {}
         self._keys: dict[tuple[int, int], str] = {}
+        self._means: dict[int, tuple[Merge, str]] = {}
 
     def at(self, run: Pretrain, step: int) -> str:
         """Return the key of the run's checkpoint after `step` steps."""
@@ -61,8 +62,7 @@ class Keyring:
         position = (id(run), step)
         if position not in self._keys:
             _, constant, phases = self._constant(run)
-            # Rates have one form, whether the schedule or a stage says them.
-            peak = (phases[0].peak if phases else 0.0) or run.schedule.peak
+            peak = run.first_peak  # rates have one form, whether the schedule or a stage says them
             done = [_span(run, peak, phase, step) for phase in phases if phase.first < step]
             rate = _rate_until(run, peak, step)
             self._keys[position] = content_key(
@@ -93,7 +93,10 @@ class Keyring:
 
     def _merged(self, merge: Merge) -> str:
         """Return the key of a mean: its parts' keys and weights, in the order in which they are summed."""
-        return content_key({"generation": GENERATION, "merge": self.summands(merge)})
+        if id(merge) not in self._means:
+            key = content_key({"generation": GENERATION, "merge": self.summands(merge)})
+            self._means[id(merge)] = merge, key
+        return self._means[id(merge)][1]
 
     def summands(self, merge: Merge) -> list[list[object]]:
         """Return [key, weight] of each part of a mean, ordered by key, so that the written order means nothing."""

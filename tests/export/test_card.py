@@ -11,7 +11,7 @@ from biphase.export import card
 from biphase.export.card import Base, Card, escaped, grids_of
 from biphase.export.folder import find
 from biphase.export.writing import Written
-from biphase.specs import Hub, Pretrain
+from biphase.specs import Hub, Kept, Merge, Pretrain
 
 
 @pytest.fixture
@@ -62,7 +62,7 @@ def test_fill_mask_is_offered_only_if_its_answers_mean_something(name, fills, li
 def test_outside_text_is_escaped():
     evil = "x\n---\nlicense: mine\n# <script>|`*_[a](b)"
     assert escaped(evil) == "x --- license: mine \\# &lt;script&gt;\\|\\`\\*\\_\\[a\\](b)"
-    base = Base("a/b\nc: d", evil, "mit")
+    base = Base(("a/b\nc: d",), (evil,), "mit")
     text = Card(evil, evil, "fill-mask", Written("", 0.0, {}, ""), [], [], base=base).text()
     loaded = ModelCard(text)
     assert loaded.data.to_dict() == {
@@ -122,7 +122,22 @@ def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
     if front is not None:
         (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
     base = card.base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
-    assert (base.model, base.name, base.licence) == ("", tmp_path.name, licence)
+    assert (base.models, base.names, base.licence) == ((), (tmp_path.name,), licence)
+
+
+def test_a_merge_of_published_models_names_each_and_no_licence(checkpoint, tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
+    starts = Hub(str(tmp_path)), Hub("owner/one", revision="1" * 40), Hub("owner/two", revision="2" * 40)
+    runs = [replace(checkpoint.run, name=f"r{n}", start=start) for n, start in enumerate(starts)]
+    run = Pretrain("mean", Merge(runs[1], Kept(runs[0], 4), runs[2]))
+    base = card.base_of(run)
+    assert base == Base(("owner/one", "owner/two"), ("owner/one", "owner/two", tmp_path.name), "")
+    text = Card("mean", "", "fill-mask", Written("", 0.0, {}, ""), [], [], base=base).text()
+    assert ModelCard(text).data.to_dict()["base_model"] == ["owner/one", "owner/two"]
+    assert "license:" not in text
+    assert all(escaped(name) in text.split("## Licence")[1] for name in base.names)
+    rows = card.recipe(replace(checkpoint, run=run, step=0)).rows
+    assert [how.split(" ")[0] for what, how in rows if what == "start"] == list(base.names)
 
 
 # ---------------------------------------------------------------- card.scores of a store

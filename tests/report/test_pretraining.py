@@ -412,6 +412,13 @@ def test_each_stage_is_held_against_its_own_objective(run, gaps_of):
     assert found[1].training == 21.0  # none of the other stage
 
 
+def test_the_losses_of_a_mean_are_not_held_against_the_training_of_one_part(run, gaps_of):
+    lines = measured_lines(range(1, 21), (10, 20), clm=1.0)
+    mean = [{"step": 20, "heldout": {"clm": 0.5}}]
+    found = gaps_of(run("clm", Stage(CLM(), 20)), [*lines, *mean])
+    assert [(one.step, one.heldout) for one in found] == [(10, 1.0), (20, 1.0)]
+
+
 def test_another_rule_of_masking_is_found_by_its_label_and_a_moving_ratio_is_not(run, gaps_of):
     rule, moves = MLM(0.4, (0.8, 0.1, 0.1)), MLM(Linear(0.4, 0.2, steps=20))
     lines = measured_lines(range(1, 21), (20,), **{"mlm40": 1.0, "mlm20": 3.0, "mlm 40% 80/10/10": 2.0})

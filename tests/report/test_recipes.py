@@ -270,6 +270,32 @@ def test_anything_else_that_differs_is_another_setting_and_no_sample(planned, ru
     assert known["one"].recipe.setting != known["two"].recipe.setting
 
 
+def test_what_stages_say_of_rates_and_frozen_layers_is_a_setting_in_one_form(planned, run):
+    def setting(*stages, peak=1e-3):
+        """The setting of a run with these stages."""
+        one = run("one", *stages, schedule=WSD(peak, warmup=2, decay=4))
+        return models(planned(one))["one"].recipe.setting
+
+    clm, mlm, low = Stage(CLM(), 10), Stage(MLM(0.4), 10), {"peak": 5e-4}
+    high = setting(clm, replace(mlm, **low))
+    assert high == setting(replace(clm, peak=1e-3), mlm, peak=5e-4)
+    assert setting(replace(mlm, **low)) == setting(mlm, peak=5e-4)
+    assert high != setting(clm, replace(mlm, **low), peak=2e-3)
+    assert high != setting(clm, mlm) != setting(clm, mlm, peak=5e-4)
+    frozen = setting(replace(mlm, freeze="layers[:2]"))
+    assert frozen == setting(*(replace(stage, freeze="layers[:2]") for stage in (clm, mlm)))
+    assert len({frozen, setting(clm, mlm), setting(clm, replace(mlm, freeze="layers[:2]"))}) == 3
+
+
+def test_the_decay_of_runs_from_a_merge_is_not_one_of_runs_from_scratch(planned, run):
+    scratch = [run(f"s{n}", Stage(CLM(), n), schedule=WSD(1e-3, 2, 0.2)) for n in (100, 200, 400)]
+    merge, fields = Merge(scratch[0], scratch[1]), {"schedule": WSD(1e-3, 1, 7)}
+    merged = [Pretrain(f"m{n}", merge, stages=Stage(CLM(), n), **fields) for n in (20, 40)]
+    settings = {name: model.recipe.setting for name, model in models(planned(*scratch, *merged)).items()}
+    assert len({settings[one.name] for one in scratch}) == 1
+    assert settings["m20"] == settings["m40"]
+
+
 def test_size_objective_steps_and_seed_are_no_setting(planned, run):
     runs = (
         run("one", Stage(CLM(), 20)),

@@ -10,8 +10,12 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from biphase import CLM, MLM, SIZES, WSD, Chunks, Hub, Kept, Merge, Pretrain, Stage, Study
 from biphase.data.shards import Shards
 from biphase.errors import ModelError, StoreError
+from biphase.export.card import recipe, titled
+from biphase.export.folder import saved_checkpoint
 from biphase.keys import Keyring, checkpoint_key
 from biphase.metadata import read_checkpoint_file, read_lines
+from biphase.study.build import AdaptOptions, adaptation
+from biphase.study.load import run_named
 from biphase.study.plan import identities, make_plan
 from biphase.training.distributed import Ranks
 from biphase.training.merge import Summand, mean, publish_merge
@@ -112,6 +116,25 @@ def test_a_merge_is_a_checkpoint_without_optimizer_state_whose_held_out_losses_a
     )
 
 
+def test_the_checkpoint_of_a_merge_says_nothing_of_what_trains_on_after_it(trained, merged, store):
+    """So that its key can be evaluated, adapted and exported; other bytes than without that run it has none."""
+    fields = {"stages": Stage(MLM(0.4), 6), "schedule": WSD(3e-3, 2, 2), "keep": (2,)}
+    on = Pretrain("on", Merge(*trained), heldout_tokens=512, **fields)
+    key = merged(on, store).name
+    found = saved_checkpoint(key, store)
+    assert (found.run.start, found.run.stages, found.run.keep, found.step) == (on.start, (), (), 0)
+    assert titled(found) == "on"
+    assert not [what for what, _ in recipe(found).rows if what.startswith("on, step")]
+    read = run_named(key[:8], store)
+    plan = make_plan(Study("evaluated", (read,)), identities(store))
+    assert plan.results == {"on": key}
+    adapted = make_plan(adaptation(key[:8], AdaptOptions(steps=8), store), identities(store))
+    (run,) = adapted.study.runs
+    assert (run.start, run.data, run.steps, run.packing) == (on.start, "restart", 8, on.packing)
+    assert adapted.jobs[adapted.results[run.name]].run.sources == on.sources
+    assert key in adapted.jobs
+
+
 def test_the_start_of_a_run_can_be_a_part(trained, merged, store):
     stable, _ = trained
     found = load_file(
@@ -165,7 +188,9 @@ def test_a_run_whose_merge_is_not_there_is_refused(trained, train, store):
     run = Pretrain(
         "on", Merge(*trained), stages=Stage(MLM(0.4), 6), schedule=WSD(3e-3, 2, 2), heldout_tokens=512
     )
-    with pytest.raises(StoreError, match=r"on goes on from (stable|two).*run the study again"):
+    with pytest.raises(
+        StoreError, match=r"on goes on from the merge of (stable and two|two and stable).*run the study again"
+    ):
         train(run, 6, store)
 
 
@@ -181,11 +206,13 @@ def test_a_killed_merge_leaves_nothing_that_looks_finished(trained, merged, stor
 
 def test_other_models_are_refused():
     tensor = torch.zeros(2, 3)
-    one = Summand("one", 0.5, {"a": (2, 3)}, lambda name: tensor)
+    real, whole = {"a": torch.float32}, {"a": torch.int64}
+    one = Summand("one", 0.5, {"a": (2, 3)}, real, lambda name: tensor)
     with pytest.raises(ModelError, match=r"one.*two.*\(a\)"):
-        mean([one, Summand("two", 0.5, {"a": (3, 2)}, lambda name: tensor.T)])
+        mean([one, Summand("two", 0.5, {"a": (3, 2)}, real, lambda name: tensor.T)])
     counts = (
-        Summand(name, 0.5, {"a": (1,)}, lambda _, n=n: torch.tensor([n])) for n, name in enumerate("xy")
+        Summand(name, 0.5, {"a": (1,)}, whole, lambda _, n=n: torch.tensor([n]))
+        for n, name in enumerate("xy")
     )
     made = mean(list(counts))
     with pytest.raises(ModelError, match="a"):

@@ -126,25 +126,29 @@ def trial_for_task(model: str, task: str, store: Store) -> SavedTrial:
 
 @dataclass(frozen=True)
 class Base:
-    """The existing model that this one was made from, if any."""
+    """The existing models that this one was made from: none, one, or those that a merge averages."""
 
-    model: str = ""  # a hub id
-    name: str = ""
-    licence: str = ""
+    models: tuple[str, ...] = ()  # hub ids
+    names: tuple[str, ...] = ()
+    licence: str = ""  # of the only one
 
 
 def base_of(run: Pretrain) -> Base:
-    """The published model that a run started from, with the licence that its card names."""
-    start = lineage(run)[0].start
-    if not isinstance(start, Hub):
-        return Base()
+    """The published models that a run started from; of a single one, the licence that its card names."""
+    starts = [start for start in starts_of(run) if isinstance(start, Hub)]
+    models = dict.fromkeys(start.source for start in starts if not start.local)
+    names = dict.fromkeys(without_folders(start.source) for start in starts)
+    return Base((*models,), (*names,), _licence(starts[0]) if len(starts) == 1 else "")
+
+
+def _licence(start: Hub) -> str:
     try:
         licence = (metadata_load(hub_file(start, "README.md")) or {}).get("license")
     except Exception:  # no card, no network, or invalid YAML: the licence is unknown
         licence = None
     if not isinstance(licence, str) or not re.fullmatch(r"[\w.+-]{1,60}", licence):
-        licence = ""  # absent, or not a plain name
-    return Base("" if start.local else start.source, without_folders(start.source), licence)
+        return ""  # absent, or not a plain name
+    return licence
 
 
 @dataclass(frozen=True)
@@ -185,7 +189,7 @@ class Card:
             pipeline_tag=pipeline,
             tags=tags + ["sentence-transformers"] * sentences + ["onnx"] * bool(self.graph),
             license=self.base.licence or None,
-            base_model=self.base.model or None,
+            base_model=self.base.models[0] if len(self.base.models) == 1 else [*self.base.models] or None,
         )
         return str(
             ModelCard.from_template(
@@ -220,6 +224,12 @@ def without_folders(source: str) -> str:
 def lineage(run: Pretrain) -> list[Pretrain]:
     """The runs that led to this one, oldest first, and itself; of a merge, those of its longest part."""
     return [*(lineage(run.sources[0].run) if run.sources else []), run]
+
+
+def starts_of(run: Pretrain) -> list[Size | Hub]:
+    """The models that a run started from: several only if it continues a merge."""
+    starts = (one.start for one in run.lineage if isinstance(one.start, (Size, Hub)))
+    return [*dict.fromkeys(starts)]
 
 
 def titled(checkpoint: SavedCheckpoint) -> str:
@@ -259,7 +269,7 @@ def as_written(value: Any) -> str:
 def recipe(checkpoint: SavedCheckpoint) -> Section:
     """How the weights were trained, run by run."""
     runs, progress = lineage(checkpoint.run), checkpoint.about["progress"]
-    rows = [("start", describe_start(runs[0].start))]
+    rows = [("start", describe_start(start)) for start in starts_of(checkpoint.run)]
     for run, after in zip(runs, (*runs[1:], None), strict=True):
         until = after.sources[0].step if after else checkpoint.step
         if isinstance(run.start, Merge):

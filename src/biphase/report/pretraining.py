@@ -329,12 +329,15 @@ def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[L
 
 def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
     phases, turns = recipe_of(plan, result).spans, _turns(plan, result)
-    loss_gaps = []
+    loss_gaps, before = [], -1
     for number, text in enumerate(lines):
         if '"heldout"' not in text:
             continue
         measured = parse_line(text)
         step = measured["step"]
+        if step == before:  # of a mean, or on the text of the next run: not of what was trained up to here
+            continue
+        before = step
         phase = next((phase for phase in phases if phase.first < step <= phase.until), None)
         heldout = _of(measured.get("heldout", {}), phase) if phase else None
         if phase and heldout is not None:

@@ -279,7 +279,7 @@ def _shares(plan: Plan) -> Shares:
     """
     found: Shares = {}
     for name, continued in itertools.product(("warmup", "decay"), (False, True)):
-        runs = [run for run in plan.study.runs if run.stages and (run.parent is not None) == continued]
+        runs = [run for run in plan.study.runs if run.stages and bool(run.sources) == continued]
         counts = {(int(getattr(run.schedule, name)), run.steps) for run in runs}
         counts = {(count, of) for count, of in counts if count}
         fewest: list[float] = []
@@ -318,7 +318,7 @@ def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
         **{name: encode(getattr(run, name)) for name in SETTING},
         "precision": "" if usual else run.precision,
         "corpus": encode(corpus_of(run)) if run.corpus else "",
-        "peak": run.schedule.peak,
+        "peak": run.first_peak,
         "decay": _part(run, "decay", shares),
         **run.unusual,
     }
@@ -327,7 +327,7 @@ def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
 def _part(run: Pretrain, name: str, shares: Shares) -> float:
     """One part of the schedule: a share of the run where the study uses shares, otherwise steps."""
     count = getattr(run.schedule, name)
-    known = shares.get((name, run.parent is not None))
+    known = shares.get((name, bool(run.sources)))
     if known is None or not count:
         return count
     least, most = (count - 0.5) / run.steps, (count + 0.5) / run.steps

@@ -174,7 +174,7 @@ def _fields(run: Pretrain) -> dict[str, str]:
     packing = run.packing
     return {
         "corpus": corpus_of(run).name if run.corpus else "no corpus",
-        "peak": f"peak {run.schedule.peak:g}",
+        "peak": f"peak {run.first_peak:g}",
         "warmup": f"warmup {run.schedule.warmup:g}",
         "decay": f"decay {run.schedule.decay:g}",
         "more": " ".join(f"{name} {value}" for name, value in run.unusual.items()) or "one peak, linear to 0",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import Any, Literal
 
@@ -57,10 +58,6 @@ class Stage:
         for name in self.freeze:
             if name != "embeddings" and not LAYERS.fullmatch(name):
                 raise SpecError(f"Stage.freeze: {name!r} names no layers; type 'embeddings' or 'layers[:12]'")
-
-    def frozen_layers(self, layers: int) -> set[int]:
-        """Return which of a model's `layers` layers are frozen, counted from 0."""
-        return layers_of(self.freeze, layers)
 
 
 def layers_of(freeze: tuple[str, ...], layers: int) -> set[int]:
@@ -216,7 +213,10 @@ class Muon:
             raise SpecError(f"Muon.momentum must lie in [0, 1), not {self.momentum:g}; 0.95 is usual")
         if self.weight_decay < 0:
             raise SpecError(f"Muon.weight_decay must not be negative, it is {self.weight_decay:g}")
-        check_at_least(self, newton_schulz_steps=1)
+        if not 1 <= self.newton_schulz_steps < 100:  # torch refuses more
+            raise SpecError(
+                f"Muon.newton_schulz_steps must lie between 1 and 99, it is {self.newton_schulz_steps}; 5 is usual"
+            )
 
     @property
     def clip(self) -> float:
@@ -248,7 +248,6 @@ class LoRA:
 
 
 UNUSUAL = ("shape", "floor", "warmup_from")  # fields of a schedule that most leave at their defaults
-UNUSUAL_IN_PHASES = ("peak", "freeze", "layer_decay")
 
 
 @dataclass(frozen=True)
@@ -289,12 +288,12 @@ class Kept:
     def rope_base(self) -> float:
         return self.run.rope_base_after(self.step)
 
-    @property
+    @cached_property  # as in a merge of merges the same checkpoint is reached on many paths
     def samples(self) -> int:
         """The sample index that follows on this checkpoint."""
         return self.run.origin_sample + self.step * self.run.rows_per_step
 
-    @property
+    @cached_property
     def total_steps(self) -> int:
         """The number of steps from the root to this checkpoint."""
         return self.run.origin_step + self.step
@@ -348,6 +347,11 @@ class Merge:
                     f"Merge: {part.run.name!r} has an adapter, and means of its factors are no mean of weights; "
                     "export it and start from Hub('./folder')"
                 )
+            if part.run.in_epochs:
+                raise SpecError(
+                    f"Merge: {part.run.name!r} has stages in epochs, so its steps are not known yet; give its stages steps: "
+                    "Stage(CLM(), 1_000)"
+                )
             if not part.run.corpus:
                 raise SpecError(f"Merge: {part.run.name!r} has no corpus; name one: Pretrain(…, corpus=…)")
             if _shape(part.run) != _shape(first) or part.rope_base != self.parts[0].rope_base:
@@ -355,7 +359,7 @@ class Merge:
                     f"Merge: {part.run.name!r} has another shape than {first.name!r}; merge models of one shape"
                 )
 
-    @property
+    @cached_property
     def by_steps(self) -> tuple[Kept, ...]:
         """Its parts, the one with the most steps first; a run that starts here inherits from that one."""
         return tuple(sorted(self.parts, key=lambda part: -part.total_steps))
@@ -367,7 +371,7 @@ def _shape(run: Pretrain) -> object:
     if isinstance(start, Size):
         apart = ("name", "precision", "init_std")
         return {name: value for name, value in encode(start).items() if name not in apart}
-    return type(start).__name__
+    return type(start).__name__, getattr(start, "windows", "")
 
 
 PAPER_BATCH = 2_359_296  # tokens per step: 192 GPUs × 12 chunks of 1,024 tokens on average
@@ -423,6 +427,8 @@ class Pretrain:
             raise SpecError(
                 f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
             )
+        if isinstance(self.start, Merge):  # it has no optimizer state, so both values mean the same
+            object.__setattr__(self, "optimizer_state", "keep")
         object.__setattr__(self, "schedule", self._settled_schedule())
 
     def _settled_schedule(self) -> WSD:
@@ -446,9 +452,11 @@ class Pretrain:
             return WSD(schedule.peak, 0, 0)
         warmup = schedule.warmup
         if warmup == -1:
-            if isinstance(self.start, Hub):
+            untrained = isinstance(self.start, Merge) and not self.origin_step
+            if isinstance(self.start, Hub) or untrained:
+                start = "a hub model" if isinstance(self.start, Hub) else "a merge of untrained starts"
                 raise SpecError(
-                    f"Pretrain {self.name!r} starts from a hub model with a new optimizer state: "
+                    f"Pretrain {self.name!r} starts from {start} with a new optimizer state: "
                     "state its warmup, e.g. schedule=WSD(peak=1e-4, warmup=0.05)"
                 )
             warmup = 0 if before else PAPER_WARMUP
@@ -481,7 +489,7 @@ class Pretrain:
             raise SpecError(f"{where}: z_loss must lie between 0 and 1, it is {self.z_loss:g}; try 1e-4")
         if isinstance(start := self.root.start, Size):  # a hub model's layers are counted when it is loaded
             for stage in self.stages:
-                stage.frozen_layers(start.layers)
+                layers_of(stage.freeze, start.layers)
         check_at_least(self, heldout_every=1, heldout_tokens=self.packing.length)
         if self.adapter and isinstance(self.start, Size):
             raise SpecError(
@@ -572,10 +580,16 @@ class Pretrain:
     @property
     def unusual(self) -> dict[str, Any]:
         """What it says beyond the fields that most runs have: of the form of its rates, its stages and its loss."""
-        schedule = {name: value for name, value in encode(self.schedule).items() if name in UNUSUAL}
-        stages = {name: [encode(getattr(phase, name)) for phase in self.phases] for name in UNUSUAL_IN_PHASES}
-        own = {"z_loss": self.z_loss} if self.z_loss else {}
-        return schedule | {name: values for name, values in stages.items() if any(values)} | own
+        said = {name: value for name, value in encode(self.schedule).items() if name in UNUSUAL}
+        phases = self.phases
+        for name in ("freeze", "layer_decay"):
+            values = [encode(getattr(phase, name)) for phase in phases]
+            if any(values):  # one value where it is the same throughout, whatever the number of phases
+                said[name] = values if any(value != values[0] for value in values) else values[0]
+        peaks = [phase.peak or self.schedule.peak for phase in phases]
+        if len({*peaks}) > 1:
+            said["peaks"] = peaks
+        return said | ({"z_loss": self.z_loss} if self.z_loss else {})
 
     def learning_rate(self, step: int) -> float:
         """Return the learning rate of step `step` (from 0)."""
@@ -647,10 +661,16 @@ class Pretrain:
     @property
     def lineage(self) -> tuple[Pretrain, ...]:
         """The runs that this one continues, oldest first, and itself. Of a merge, first those of its longest part."""
-        if isinstance(self.start, Merge):  # by id, since hashing a run is slow
-            before = {id(run): run for part in self.start.by_steps for run in part.run.lineage}
-            return (*before.values(), self)
-        return (*self.start.lineage, self) if isinstance(self.start, Pretrain) else (self,)
+        found: dict[int, Pretrain] = {}  # by id, since hashing a run is slow
+        waiting: list[Pretrain] = [self]
+        while waiting:
+            run = waiting[-1]
+            before = next((part.run for part in run.sources if id(part.run) not in found), None)
+            if before:
+                waiting.append(before)
+            else:
+                found[id(run)] = waiting.pop()
+        return tuple(found.values())
 
     @property
     def root(self) -> Pretrain:

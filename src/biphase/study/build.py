@@ -30,6 +30,7 @@ from biphase.specs import (
     Finetune,
     Hub,
     LoRA,
+    Merge,
     Pretrain,
     Pretrained,
     Stage,
@@ -176,7 +177,7 @@ def adaptation(model: str, options: AdaptOptions, store: Store, finetune: Finetu
     before = run_named(model, store, gguf=options.gguf, windows=options.windows)
     fields = _recipe(options)
     if isinstance(before.start, Hub) and not before.stages:
-        start: Hub | Pretrain = before.start
+        start: Hub | Pretrain | Merge = before.start
         fields["corpus"] = _corpus(options, start, store)
         fields["packing"] = Chunks(options.length or _usual_length(start))
     else:
@@ -185,7 +186,8 @@ def adaptation(model: str, options: AdaptOptions, store: Store, finetune: Finetu
                 f"{model} was trained with LoRA of rank {before.adapter.rank}: type --lora {before.adapter.rank} to go on "
                 "with it; or, for all weights, export it and adapt the folder"
             )
-        start, fields["data"], fields["optimizer_state"] = before, "restart", "reset"
+        start = before if before.stages else before.start  # a merge is a start itself
+        fields["data"], fields["optimizer_state"] = "restart", "reset"
         fields["corpus"] = _corpus_after(before, options, store)
         fields["packing"] = Chunks(options.length) if options.length else before.packing
     length = fields["packing"].length

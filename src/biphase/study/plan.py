@@ -7,10 +7,10 @@ of what the study refers to: corpora, hub models and tasks.
     └─ training job ──► checkpoint ── training job ──► checkpoint
 
 A checkpoint is needed at the end of a run, at its `keep` steps, where the objective changes and where the decay
-starts, and where another run takes it over or averages it. Two runs can diverge only at one of these steps, so every branch point is among them. A run passes through
-each needed checkpoint whose key equals its own key at that step; so a shared trunk is split where another run
-leaves it, while no key depends on where the splits are. One training job therefore has one objective, and is either
-decaying or not.
+starts, and where another run takes it over or averages it. Two runs can diverge only at one of these steps, so every
+branch point is among them. A run passes through each needed checkpoint whose key equals its own key at that step; so a
+shared trunk is split where another run leaves it, while no key depends on where the splits are. One training job
+therefore has one objective, and is either decaying or not.
 
     store/studies/<name>/plan.json              the latest plan of a study
     store/studies/<name>/plans/<hash>.json      every plan that was ever run under this name
@@ -383,7 +383,7 @@ def make_plan(study: Study, identities: Identities, question: str = "") -> Plan:
     plan = Plan(study, question, roots, dict(_depth_first(roots, jobs)), results, written, tasks)
     needed = plan.needed_for(
         results.values()
-    )  # not the end of a run of which a merge takes earlier steps only
+    )  # without the end of a run that is only merged at earlier steps
     return replace(plan, jobs={key: job for key, job in plan.jobs.items() if key in needed})
 
 

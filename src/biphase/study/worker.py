@@ -334,6 +334,7 @@ class Worker:
             shards = self.shards.together(job.run)
             self.live(f"{title}   reading the model")
             if job.merge:
+                del live  # the mean needs its memory
                 self._merge(job, shards, title)
                 return
             pretraining = Pretraining(

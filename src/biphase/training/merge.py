@@ -47,6 +47,7 @@ class Summand:
     name: str
     weight: float
     shapes: Mapping[str, tuple[int, ...]]
+    dtypes: Mapping[str, torch.dtype]
     read: Callable[[str], Tensor]
 
 
@@ -54,7 +55,9 @@ def publish_merge(
     run: Pretrain, *, store: Store, shards: Shards, identities: Identities, ranks: Ranks
 ) -> None:
     """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone."""
-    assert isinstance(run.start, Merge)
+    merge = run.start
+    assert isinstance(merge, Merge)
+    run = replace(run, stages=(), keep=())  # the checkpoint is of the merge, not of what trains on after it
     keyring = Keyring(identities)
     key = keyring.at(run, 0)
     for leftover in store.attempts.glob(f"checkpoint-{key}-*"):  # of a killed worker
@@ -62,10 +65,10 @@ def publish_merge(
     folder = store.new_attempt(f"checkpoint-{key}")
     try:
         with ExitStack() as files:
-            parts = {keyring.at(part.run, part.step): part for part in run.start.parts}
+            parts = {keyring.at(part.run, part.step): part for part in merge.parts}
             summands = [
                 _summand(parts[str(name)], str(name), float(str(weight)), store, shards, files)
-                for name, weight in keyring.summands(run.start)
+                for name, weight in keyring.summands(merge)
             ]
             hashed = {"model.safetensors": write(folder / "model.safetensors", mean(summands))}
         hashed["optimizer.safetensors"] = write(folder / "optimizer.safetensors", {})
@@ -107,7 +110,7 @@ def mean(summands: list[Summand]) -> dict[str, PendingTensor]:
                 f"Merge: {first.name} and {other.name} are other models ({min(differing)}); merge models of one shape"
             )
     return {
-        name: PendingTensor(shape, first.read(name).dtype, partial(_mean, name, summands))
+        name: PendingTensor(shape, first.dtypes[name], partial(_mean, name, summands))
         for name, shape in first.shapes.items()
     }
 
@@ -132,7 +135,8 @@ def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, 
     if part.step or part.run.sources:
         verify(folder, only="model")
         saved = files.enter_context(Tensors(folder, "model"))
-        return Summand(f"{part.run.name} at step {part.step:,}", weight, saved.shapes, saved.whole)
+        name = f"{part.run.name} at step {part.step:,}"
+        return Summand(name, weight, saved.shapes, saved.dtypes, saved.whole)
     model = starting_model(part.run, shards).model
     seen: dict[int, str] = {}  # of tied tensors only the first is saved
     weights = {
@@ -141,7 +145,8 @@ def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, 
         if seen.setdefault(tensor.data_ptr(), name) == name or not tensor.numel()
     }
     shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    return Summand(f"the start of {part.run.name}", weight, shapes, weights.__getitem__)
+    dtypes = {name: tensor.dtype for name, tensor in weights.items()}
+    return Summand(f"the start of {part.run.name}", weight, shapes, dtypes, weights.__getitem__)
 
 
 def _heldout(run: Pretrain, folder: Path, shards: Shards, ranks: Ranks) -> dict[str, float]:

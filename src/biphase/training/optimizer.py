@@ -1,8 +1,8 @@
 """AdamW, and Muon beside it, with a step that is skipped if its loss or gradient is nonfinite.
 
 `linear_rate` is the schedule of fine-tuning; that of pretraining is `Pretrain.learning_rate`. `build` makes the
-optimizer, `begin_phase` says what it trains from now on, `update` takes one step with our fused kernel or torch's, and `optimizer_state` and `restore_optimizer_state`
-convert its state for checkpoints.
+optimizer, `begin_phase` says what it trains from now on, `update` takes one step with our fused kernel or torch's, and
+`optimizer_state` and `restore_optimizer_state` convert its state for checkpoints.
 """
 
 from __future__ import annotations
@@ -141,8 +141,8 @@ def begin_phase(
     *,
     freeze: tuple[str, ...],
     layer_decay: float,
-) -> bool:
-    """Train all of `learned` but what `freeze` names, at the shares of `layer_decay`; return whether this is new.
+) -> tuple[bool, bool]:
+    """Train all of `learned` but what `freeze` names, at the shares of `layer_decay`; return whether each is new.
 
     A frozen weight gets no gradient, so that neither it nor its optimizer state changes.
     """
@@ -156,15 +156,15 @@ def begin_phase(
     }
     if learned and frozen >= learned.keys():
         raise ModelError(f"Stage.freeze={freeze} leaves no weight to train; freeze fewer layers")
-    changed = False
+    refrozen = rescaled = False
     for name, weight in learned.items():
-        changed |= weight.requires_grad == (name in frozen)
+        refrozen |= weight.requires_grad == (name in frozen)
         weight.requires_grad_(name not in frozen)
     for group in optimizer.param_groups:
         share = layer_decay ** group["above"]
-        changed |= share != group["share"]
+        rescaled |= share != group["share"]
         group["share"] = share
-    return changed
+    return refrozen, rescaled
 
 
 def _below(model: nn.Module, stack: str) -> set[str]:
@@ -207,7 +207,8 @@ def update(
         else:
             group["lr"].fill_(own)
     if isinstance(optimizer, MuonWithAdamW):
-        return _update_both(optimizer, nonfinite, shrink, copies)
+        _update_both(optimizer, nonfinite, shrink, copies)
+        return False  # Muon does not refresh copies
     in_one_pass = _take_adamw(optimizer, nonfinite, shrink, copies)
     optimizer.zero_grad(set_to_none=True)
     return in_one_pass
@@ -215,7 +216,7 @@ def update(
 
 def _update_both(
     optimizer: MuonWithAdamW, nonfinite: Tensor, shrink: Tensor | None, copies: dict[int, Tensor] | None
-) -> bool:
+) -> None:
     _take_adamw(optimizer.adamw, nonfinite, shrink, copies)
     if not nonfinite.item():  # Muon has no flag on the device, so the host waits for it here
         weights = [weight for group in optimizer.muon.param_groups for weight in group["params"]]
@@ -224,7 +225,6 @@ def _update_both(
             torch._foreach_div_(gradients, shrink)
         optimizer.muon.step()
     optimizer.zero_grad(set_to_none=True)
-    return False  # Muon does not refresh copies
 
 
 def _take_adamw(

@@ -52,7 +52,7 @@ from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import Hub, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
+from biphase.specs import Hub, Merge, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
 from biphase.store import Store
 from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
@@ -491,9 +491,14 @@ class Pretraining:
             checkpoint.nearest(run, self.target, store, self.identities) if ranks.first else None
         )
         if nearest is None and run.sources:
+            names = " and ".join(part.run.name for part in run.sources)
+            start = (
+                f"the merge of {names}, which"
+                if isinstance(run.start, Merge)
+                else f"{names}, whose checkpoint"
+            )
             raise StoreError(
-                f"{run.name} goes on from {run.sources[0].run.name}, whose checkpoint is not in {store.checkpoints}; "
-                "run the study again to compute it"
+                f"{run.name} goes on from {start} is not in {store.checkpoints}; run the study again to compute it"
             )
         self.from_hub = nearest is None and isinstance(run.root.start, Hub)
         live = self._taken_over(nearest)
@@ -599,12 +604,12 @@ class Pretraining:
         self.phase, placed = phase, self.placed
         self._set_rope_base(phase.rope_base)
         layer_decay = phase.layer_decay or self.run.optimizer.layer_decay
-        new = begin_phase(
+        refrozen, rescaled = begin_phase(
             self.model, placed.learned, placed.optimizer, freeze=phase.freeze, layer_decay=layer_decay
         )
-        if new and placed.path == "compiled":
+        if refrozen and placed.path == "compiled":
             torch.compiler.reset()  # every freezing compiles anew, and torch limits how often one function may
-        if new and self.graphs:
+        if (refrozen or rescaled) and self.graphs:
             self.graphs.captured.clear()  # they compute the gradients and rates of the former phase
 
     def _adopt_arithmetic(self) -> None:

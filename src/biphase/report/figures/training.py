@@ -311,7 +311,9 @@ def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | Non
         x = Axis("epochs", ticks=ticks, labels=labels, range=(0, 1.02 * last))
         y = Axis("" if panels else "training − held out, nats", range=scale)
         panels.append(Panel(title, x, y, tuple(series), (Vertical(1.0),)))
-    caption = " ".join([CAPTION, *_style_notes(parts)])
+    notes = ["z_loss is in the training loss and not in the held-out loss."]
+    notes = notes if any(run.z_loss for run in plan.study.runs) else []
+    caption = " ".join([CAPTION, *notes, *_style_notes(parts)])
     return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
 
 

@@ -414,7 +414,7 @@ def test_steps_and_samples_add_up_along_a_chain_of_runs():
         (MLM(0.15, (0.8, 0.1, 0.1)), "mlm 15% 80/10/10", "mlm 15% 80/10/10"),
         (MLM(Linear(0.4, 0.2, 9)), "mlm 40→20%", "mlm40→20"),
         (MNTP(Cosine(0.3, 0.15, 9)), "mntp 30→15%", "mntp30→15"),
-        (MLM(Uniform(0, 1)), "mlm 0–100%", "mlm0–100"),
+        (MLM(Uniform(0, 1)), "mlm 0–100%", "mlm 0–100%"),
         (MLM(0.3, unit="word"), "mlm 30% words", "mlm 30% words"),
         (MLM(0.3, unit="span"), "mlm 30% spans of 3", "mlm 30% spans of 3"),
         (

@@ -91,6 +91,18 @@ def test_the_written_order_changes_neither_key_nor_bits(trained, merged, store, 
     assert contents[0] == contents[1]
 
 
+def test_a_merge_of_runs_that_masked_words_has_the_held_out_losses_of_masked_words(
+    tiny_run, train, merged, store
+):
+    words = MLM(0.3, unit="word")
+    run = tiny_run("words", Stage(words, 4), schedule=WSD(3e-3, 1, 0), keep=(2,))
+    needed = [checkpoint_key(run, 2, identities(store))]
+    for step in (2, 4):
+        train(run, step, store, needed=needed)
+    lines = read_lines(merged(Pretrain("mean", Merge(Kept(run, 2), run)), store))
+    assert words.column in next(line["heldout"] for line in lines if "heldout" in line)
+
+
 def test_a_merge_is_a_checkpoint_without_optimizer_state_whose_held_out_losses_are_its_own(
     trained, merged, store
 ):

@@ -36,7 +36,7 @@ from biphase.store import Store, publish, verify, write_json
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import Progress
 from biphase.training.distributed import Ranks
-from biphase.training.pretrain import heldout_losses, starting_model
+from biphase.training.pretrain import heldout_losses, mask_words, starting_model
 from biphase.training.tensors import PendingTensor, Tensors, write
 
 
@@ -151,7 +151,8 @@ def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, 
 
 def _heldout(run: Pretrain, folder: Path, shards: Shards, ranks: Ranks) -> dict[str, float]:
     """Return the held-out losses of the mean in `folder`, computed by this process alone."""
-    stream, device = heldout_stream(shards, run.packing), ranks.device
+    own, device = _objectives(run.sources[0]), ranks.device
+    stream = heldout_stream(shards, run.packing, words=mask_words(own))
     if not stream.rows:
         return {}
     model = starting_model(run, shards)
@@ -168,7 +169,7 @@ def _heldout(run: Pretrain, folder: Path, shards: Shards, ranks: Ranks) -> dict[
     losses = heldout_losses(
         lambda batch: _loss_sum(model, batch, varlen=varlen),
         stream,
-        heldout_objectives(*_objectives(run.sources[0])),
+        heldout_objectives(*own),
         rows=rows,
         micro_rows=micro_rows(distributed.memory_of(device), rows, length),
         ranks=Ranks(0, 1, device),

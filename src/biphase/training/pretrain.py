@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -156,6 +156,11 @@ def model_of_checkpoint(run: Pretrain, key: str | None, store: Store, shards: Sh
 
 
 # ---------------------------------------------------------------- held-out losses
+
+
+def mask_words(objectives: Iterable[RowObjective]) -> bool:
+    """Return whether any of the objectives masks whole words, so that its stream needs the table of words."""
+    return any(getattr(objective, "unit", "") == "word" for objective in objectives)
 
 
 @torch.no_grad()
@@ -435,8 +440,7 @@ class Pretraining:
         self.flops_per_token = flops_per_token
         self.title, self.live = title or run.name, live
         self.key = checkpoint_key(run, target, identities)
-        parts = (part for phase in run.phases for part in phase.objective.parts_at(0))
-        words = any(getattr(part.objective, "unit", "") == "word" for part in parts)
+        words = mask_words(part.objective for phase in run.phases for part in phase.objective.parts_at(0))
         self.stream = Stream.of(shards, run.packing, run.seed, words=words)
         self.heldout = heldout_stream(shards, run.packing, words=words)
         self.rope_base = 0.0  # 0: the model's own

@@ -320,7 +320,7 @@ class Saver:
         """Discard the checkpoint being written without waiting for its thread."""
         now, self.unpublished = self.unpublished, None
         if now is not None:
-            shutil.rmtree(now.folder, ignore_errors=True)
+            self.store.discard(now.folder)  # renamed away first, so that the thread adds nothing to it
 
     def salvage(self, *, lost: bool) -> None:
         """After an error in a step, publish the checkpoint that was copied before it, which is valid.

@@ -35,7 +35,7 @@ def write_states(plan: Plan, store: Store, *, lines: int, rows: int = 0) -> None
             "origin_step": job.run.origin_step,
             "epochs": progress["next_sample"] / rows if rows else 0.0,
             "tokens_left_out": 0,
-            "times": {name: progress["seconds"] for name in ("first_step", "last_step", "measured")},
+            "times": dict.fromkeys(("first_step", "last_step", "measured"), progress["seconds"]),
             "progress": progress,
         }
         text = "".join(json.dumps(line) + "\n" for line in known[job.key][1])

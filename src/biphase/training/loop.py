@@ -1,9 +1,9 @@
 """The training loop, shared by pretraining and fine-tuning, and the optimizer step it takes.
 
-`PlainStep` goes from micro-batches to new weights without reading from the device or waiting for it. A whole step can
-therefore be captured in a CUDA graph, with the divisors of the losses and the learning rate as device tensors. `Graphs` does
-that: a step of a small model is hundreds of kernels of a few microseconds each, and launching them one by one takes
-longer than running them.
+`PlainStep` goes from micro-batches to new weights without reading from the device or waiting for it (but for Muon). A
+whole step can therefore be captured in a CUDA graph, with the divisors of the losses and the learning rate as device
+tensors. `Graphs` does that: a step of a small model is hundreds of kernels of a few microseconds each, and launching
+them one by one takes longer than running them.
 """
 
 from __future__ import annotations

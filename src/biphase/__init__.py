@@ -2,11 +2,14 @@
 
 from biphase import specs
 from biphase.catalog import CATALOG, PRESETS, TASKS
-from biphase.presets import CORPORA, LLAMA3, SIZES
+from biphase.presets import CONFIGS, CORPORA, LLAMA3, SIZES, modernbert
 from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__
 
-__all__ = [*specs.__all__, "CATALOG", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "load"]  # noqa: F405
+__all__ = [
+    *specs.__all__,
+    "CATALOG", "CONFIGS", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "load", "modernbert",  # noqa: F405
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from biphase.records import content_key, encode
-from biphase.specs import Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
+from biphase.specs import Config, Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
 
 # Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
@@ -105,7 +105,7 @@ class Keyring:
 
     def _start(self, run: Pretrain) -> object:
         match run.start:
-            case Size():
+            case Size() | Config():
                 # Its name and default precision do not determine the weights.
                 return {k: v for k, v in encode(run.start).items() if k not in ("name", "precision")}
             case Hub():

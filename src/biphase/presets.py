@@ -1,4 +1,4 @@
-"""Named values: model sizes, corpora, devices.
+"""Named values: model sizes, ModernBERT's shapes, corpora, devices.
 
 210m, 610m and 1b are those of arXiv:2507.00994, exactly; 2b is EuroBERT's largest. Smaller ones are named by the parameters of their
 blocks, for laptops and single-GPU studies, in the proportions of the 210m: heads of width 64, as many key as query
@@ -7,9 +7,11 @@ heads, a feed-forward layer four times as wide.
 
 from __future__ import annotations
 
+from typing import Any, Literal
+
 from biphase.errors import SpecError, nearest
 from biphase.records import ByName
-from biphase.specs import BPE, Corpus, Pretrain, Pretrained, Size
+from biphase.specs import BPE, Config, Corpus, Pretrain, Pretrained, Size
 
 SIZES = ByName(
     "size",
@@ -25,6 +27,63 @@ SIZES = ByName(
             Size("610m", layers=26, hidden=1152, heads=18, kv_heads=6, ffn=4096),
             Size("1b", layers=28, hidden=1728, heads=18, kv_heads=6, ffn=5120),
             Size("2b", layers=32, hidden=2304, heads=18, kv_heads=6, ffn=6144),
+        )
+    },
+)
+
+
+def modernbert(
+    name: str,
+    *,
+    layers: int,
+    hidden: int,
+    heads: int,
+    ffn: int,
+    precision: Literal["fp32", "bf16"] = "bf16",
+    local_rope_base: float = 10_000.0,
+    **more: Any,
+) -> Config:
+    """Return a model in ModernBERT's architecture; `more` are further fields of its config.json.
+
+    GeGLU, LayerNorm, tied embeddings; every third layer attends to the whole text, the others within 64 tokens to
+    either side (CLM: 64 tokens back), with a RoPE base of their own.
+    """
+    bases = {"full_attention": 160_000.0, "sliding_attention": local_rope_base}
+    fields = {
+        "model_type": "modernbert",
+        "num_hidden_layers": layers,
+        "hidden_size": hidden,
+        "num_attention_heads": heads,
+        "intermediate_size": ffn,
+        "global_attn_every_n_layers": 3,
+        "local_attention": 128,
+        "max_position_embeddings": 8_192,
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()
+        },
+    }
+    return Config(name, fields | more, precision)
+
+
+# ModernBERT's two sizes (arXiv:2412.13663) and Ettin's six (arXiv:2507.11412), whose windowed layers have the same RoPE
+# base as the others. The smaller ones, in the same proportions, are named by the parameters of their blocks.
+_ETTIN: dict[str, Any] = {"local_rope_base": 160_000.0, "max_position_embeddings": 7_999}
+CONFIGS = ByName(
+    "config",
+    {
+        config.name: config
+        for config in (
+            modernbert("modernbert-1m", layers=7, hidden=128, heads=2, ffn=192, precision="fp32"),
+            modernbert("modernbert-8m", layers=10, hidden=320, heads=5, ffn=480, precision="fp32"),
+            modernbert("modernbert-30m", layers=13, hidden=512, heads=8, ffn=768, precision="fp32"),
+            modernbert("modernbert-base", layers=22, hidden=768, heads=12, ffn=1_152),
+            modernbert("modernbert-large", layers=28, hidden=1_024, heads=16, ffn=2_624),
+            modernbert("ettin-17m", layers=7, hidden=256, heads=4, ffn=384, **_ETTIN),
+            modernbert("ettin-32m", layers=10, hidden=384, heads=6, ffn=576, **_ETTIN),
+            modernbert("ettin-68m", layers=19, hidden=512, heads=8, ffn=768, **_ETTIN),
+            modernbert("ettin-150m", layers=22, hidden=768, heads=12, ffn=1_152, **_ETTIN),
+            modernbert("ettin-400m", layers=28, hidden=1_024, heads=16, ffn=2_624, **_ETTIN),
+            modernbert("ettin-1b", layers=28, hidden=1_792, heads=28, ffn=3_840, **_ETTIN),
         )
     },
 )

@@ -27,7 +27,7 @@ from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
 from biphase.presets import corpus_of
 from biphase.records import content_key, decode, encode
-from biphase.specs import Hub, Merge, Pretrain, Pretrained, Size
+from biphase.specs import Config, Hub, Merge, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
@@ -226,9 +226,9 @@ def lineage(run: Pretrain) -> list[Pretrain]:
     return [*(lineage(run.sources[0].run) if run.sources else []), run]
 
 
-def starts_of(run: Pretrain) -> list[Size | Hub]:
+def starts_of(run: Pretrain) -> list[Size | Config | Hub]:
     """The models that a run started from: several only if it continues a merge."""
-    starts = (one.start for one in run.lineage if isinstance(one.start, (Size, Hub)))
+    starts = (one.start for one in run.lineage if isinstance(one.start, Size | Config | Hub))
     return [*dict.fromkeys(starts)]
 
 
@@ -240,7 +240,7 @@ def titled(checkpoint: SavedCheckpoint) -> str:
 
 def describe_start(start: Any) -> str:
     """The start of a run as text: its shape, or the published model."""
-    if isinstance(start, Size):
+    if isinstance(start, Size | Config):
         return f"from scratch, {start}"
     revision = f" at {start.revision}" if start.revision else ""
     windows = ", sliding windows opened" if start.windows == "full" else ""

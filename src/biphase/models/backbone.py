@@ -1,8 +1,8 @@
 """Language models: transformers' own classes with our attention and loss, LoRA adapters, and `biphase.load`.
 
 `LanguageModel` is a thin wrapper: the backbone gives hidden states, and the head runs on labelled positions only. The
-same weights serve causal and masked training, import and export. `from_scratch` and `from_hub` build one, `probe`
-checks one before training.
+same weights serve causal and masked training, import and export. `from_scratch`, `from_config` and `from_hub` build
+one, `probe` checks one before training.
 
 `Output` is the way from hidden states to logits, determined from the model instead of from its name. Model families
 differ in what follows the backbone: a matrix alone, a layer before it, a bias, scaled or capped logits. All are
@@ -56,7 +56,7 @@ from biphase.models.hub import load_tokenizer, merge_adapters, refuse_larger
 from biphase.objectives import Batch
 from biphase.protocol import padded_vocab
 from biphase.randomness import salt
-from biphase.specs import Hub, LoRA, Size
+from biphase.specs import Config, Hub, LoRA, Size
 
 
 def stack_of(model: nn.Module) -> tuple[str, list[nn.Module]]:
@@ -461,6 +461,22 @@ def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int
         return LanguageModel(EuroBertForMaskedLM(config).float())
 
 
+def from_config(
+    config: Config, *, vocab: int, mask_id: int, length: int, seed: int, stretched: bool = False
+) -> LanguageModel:
+    """Build a new model of `config`, for rows of `length` tokens.
+
+    Its class initializes the weights, which depend on the seed alone (on the CPU in fp32).
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(salt(seed, "weights"))
+        model = hub_models.new_model(config, vocab=vocab, mask_id=mask_id)
+    source = f"Config {config.name!r}"
+    return _adopted(
+        model, source, None, length=length, stretched=stretched, longer="max_position_embeddings=…"
+    )
+
+
 @dataclass(frozen=True)
 class TokenizerInfo:
     """What a model needs to know of the tokenizer it is trained with."""
@@ -479,29 +495,53 @@ def from_hub(
     `tokenizer` is the one it is trained with; None leaves its vocabulary unchanged. `stretched` says that its rope base
     will change, so that rows may be longer than its context.
     """
-    model = hub_models.language_model(hub)
+    return _adopted(
+        hub_models.language_model(hub),
+        hub.source,
+        tokenizer,
+        length=length,
+        stretched=stretched,
+        windows=hub.windows == "symmetric",
+        longer="Stage(…, rope_base=…) (adapt --rope-base …)",
+    )
+
+
+def _adopted(
+    model: Any,
+    source: str,
+    tokenizer: TokenizerInfo | None,
+    *,
+    length: int,
+    stretched: bool,
+    windows: bool = True,
+    longer: str,
+) -> LanguageModel:
+    """Return a transformers model as a LanguageModel; raise ModelError if its class is unsupported or it is too short.
+
+    `longer` is what to write for longer texts.
+    """
     # Otherwise the pad token's embedding gets no gradient, and the pad token is often the end token.
     model.get_input_embeddings().padding_idx = None
-    refuse_own_attention(model.base_model, hub.source)
+    refuse_own_attention(model.base_model, source)
     longest = context_of(model.base_model)
     if length > longest and stretched and rope_base_of(model):
         model.config.max_position_embeddings = length
     elif length > longest:
         raise ModelError(
-            f"{hub.source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}) "
-            f"(adapt --length {longest}), or change its positions: Stage(…, rope_base=…) (adapt --rope-base …)"
+            f"{source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}) "
+            f"(adapt --length {longest}), or change its positions: {longer}"
         )
     try:
         if tokenizer is not None:
             rows = model.get_input_embeddings().weight.shape[0]
-            refuse_larger(tokenizer.vocab, tokenizer.spare | {tokenizer.mask}, rows, hub.source)
+            refuse_larger(tokenizer.vocab, tokenizer.spare | {tokenizer.mask}, rows, source)
             _grow(model, tokenizer)
-        return LanguageModel(model, windows=hub.windows == "symmetric")
+        return LanguageModel(model, windows=windows)
     except ModelError:
         raise
     except Exception as wrong:  # heads made for other purposes raise many types
         raise ModelError(
-            f"{hub.source} ({type(model).__name__}) cannot be trained here ({one_line(wrong)}); give another model"
+            f"{source} ({type(model).__name__}) cannot be trained here ({one_line(wrong)}); give another model"
         ) from None
 
 

@@ -2,7 +2,8 @@
 
 Neither remote code nor pickles are loaded. No architecture is named: the configuration says which class loads a model,
 `refuse_unsuited` rejects what the configuration shows to be unsupported, and probes check the rest before training.
-`language_model` loads a model with its head, `trunk` without, `load_tokenizer` the tokenizer beside it.
+`language_model` loads a model with its head, `trunk` without, `load_tokenizer` the tokenizer beside it. `new_model`
+builds one from a configuration alone, with random weights.
 
 The paper's own checkpoints use custom code on the hub (`SLModel`, model_type `sl_model`), which is a Llama block without
 a causal mask: EuroBERT under another name. `published_config` translates their configuration, and their weights load as
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import difflib
 import functools
 import importlib.util
 import json
@@ -42,6 +44,7 @@ from transformers import (
     PreTrainedConfig,
     PretrainedConfig,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -52,7 +55,7 @@ from transformers.utils import logging as transformers_logging
 
 from biphase.attention import NAME, without_attention_dropout
 from biphase.errors import ModelError, no_safetensors, one_line
-from biphase.specs import Hub
+from biphase.specs import Config, Hub
 
 
 @contextlib.contextmanager
@@ -172,6 +175,53 @@ def language_model(hub: Hub) -> Any:
 def trunk(hub: Hub) -> Any:
     """Load a model without its head in fp32."""
     return _loaded(hub, AutoModel, _config(hub))
+
+
+def new_model(start: Config, *, vocab: int, mask_id: int = 0) -> Any:
+    """Build a model with its language-model head in fp32; its class draws the weights from torch's generator."""
+    source = f"Config {start.name!r}"
+    try:
+        with quietly():
+            config = _new_config(start, source, vocab=vocab, mask_id=mask_id)
+            family = _family(config)
+            if type(config) not in family._model_mapping:
+                raise ModelError(
+                    f"{source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
+                )
+            return family._model_mapping[type(config)](config).float()
+    except ModelError:
+        raise
+    except Exception as wrong:  # wrong values and types, attention that cannot be replaced: many types
+        raise ModelError(
+            f"{source} cannot be built ({one_line(wrong)}); correct its fields, or give another architecture"
+        ) from None
+
+
+def _new_config(start: Config, source: str, *, vocab: int, mask_id: int) -> Any:
+    """Return a model's configuration for a tokenizer of `vocab` ids; raise ModelError if it is unsupported."""
+    fields = start.fields
+    kind = fields.pop("model_type")
+    if kind not in CONFIG_MAPPING:
+        hint = difflib.get_close_matches(str(kind), CONFIG_MAPPING, n=1) or ["modernbert"]
+        raise ModelError(
+            f"{source}: transformers has no model_type {kind!r}; type one it has, such as {hint[0]!r}"
+        )
+    known = {*CONFIG_MAPPING[kind]().to_dict(), *CONFIG_MAPPING[kind].attribute_map}
+    for name in fields.keys() - known:  # transformers ignores what it does not know, also in published files
+        if close := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
+            raise ModelError(f"{source}: {kind} has no field {name!r}; did you mean {close[0]!r}?")
+    config = AutoConfig.for_model(kind, **fields, vocab_size=vocab, use_cache=False)
+    for name in [name for name in config.to_dict() if name.endswith("_token_id")]:
+        # With a pad token, torch would keep its embedding at zero. A few configurations require a number.
+        with contextlib.suppress(Exception):
+            setattr(config, name, 0)
+            setattr(config, name, mask_id if name == "mask_token_id" else None)
+    without_attention_dropout(config)
+    if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
+        as_decoder(config)
+    refuse_unsuited(config, source)
+    config._attn_implementation = NAME
+    return config
 
 
 def refuse_unsuited(config: Any, source: str) -> None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from biphase.presets import corpus_of
 from biphase.records import content_key, encode
-from biphase.specs import Hub, Merge, Objective, Pretrain
+from biphase.specs import Config, Hub, Merge, Objective, Pretrain
 from biphase.study.costs import shape_of
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import MASKED
@@ -268,7 +268,8 @@ def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:
 
 def shape_key(start: object) -> str:
     """A hash of a model's layers and widths."""
-    return content_key([getattr(start, name, "") for name in SHAPE])
+    names = ("config",) if isinstance(start, Config) else SHAPE
+    return content_key([getattr(start, name, "") for name in names])
 
 
 def _shares(plan: Plan) -> Shares:
@@ -306,8 +307,10 @@ def _setting(run: Pretrain, shares: Shares) -> str:
         return content_key([parts, sorted(start.weights), own, warmup])
     # A published model is identified by its whole record; of a size, the shape and name are left out here
     # because `Recipe` has them in its own fields.
-    named = () if isinstance(start, Hub) else (*SHAPE, "kind", "name", "precision")
+    named = () if isinstance(start, Hub) else (*SHAPE, "config", "kind", "name", "precision")
     about = {name: value for name, value in encode(start).items() if name not in named}
+    if isinstance(start, Config):
+        about["model_type"] = start.fields["model_type"]
     return content_key([own, warmup, about])
 
 

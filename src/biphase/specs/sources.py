@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
-from biphase.errors import SpecError
+from biphase.errors import SpecError, one_line
 from biphase.records import record
 
 LONGEST_NAME = 200  # bytes; file systems allow 255, and names get suffixes
@@ -68,6 +70,57 @@ class Size:
         """The number of parameters of the layers and the final norm: all but embedding and head."""
         d, kv = self.hidden, self.hidden // self.heads * self.kv_heads
         return self.layers * (2 * d * d + 2 * d * kv + 3 * d * self.ffn + 2 * d) + d
+
+
+# Fields of a config.json that the corpus's tokenizer decides, or that change no result.
+_NOT_SHAPE = re.compile(
+    r"vocab_size|\w+_token_id|_name_or_path|transformers_version|(torch_)?dtype|use_cache"
+)
+
+
+@record
+class Config:
+    """A randomly initialized model of any text architecture that transformers has, causal or not.
+
+    `config` is its config.json: the file, the folder that holds it, or its content as a dict. It must name its
+    `model_type`; absent fields have transformers' defaults. The vocabulary size and the ids of special tokens are those
+    of the corpus's tokenizer.
+    """
+
+    name: str
+    config: str | dict[str, Any]  # a dict or a file becomes its JSON text, so that the study says it all
+    precision: Literal["fp32", "bf16"] = "bf16"  # the default for its runs
+
+    def __post_init__(self) -> None:
+        given = self.config
+        if isinstance(given, (str, Path)) and not str(given).startswith("{"):
+            path = Path(given).expanduser()
+            try:
+                given = (path / "config.json" if path.is_dir() else path).read_text(encoding="utf-8")
+            except (OSError, ValueError) as wrong:
+                raise SpecError(
+                    f"Config {self.name!r}: {path} cannot be read ({one_line(wrong)}); give a config.json, or a dict"
+                ) from None
+        try:
+            fields = json.loads(given if isinstance(given, str) else json.dumps(given, allow_nan=False))
+            kind = fields["model_type"]
+        except (ValueError, TypeError, KeyError) as wrong:
+            raise SpecError(
+                f"Config {self.name!r} must be JSON with a model_type ({one_line(wrong)}); "
+                "write Config('mine', {'model_type': 'modernbert', 'hidden_size': 256, …})"
+            ) from None
+        if fields.get("auto_map"):
+            raise SpecError(
+                f"Config {self.name!r} needs code of its own (auto_map), which biphase never runs; remove auto_map if "
+                f"transformers has {kind!r}, or give another architecture"
+            )
+        kept = {name: value for name, value in fields.items() if not _NOT_SHAPE.fullmatch(name)}
+        object.__setattr__(self, "config", json.dumps(kept, sort_keys=True, separators=(",", ":")))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The content of its config.json, without what the tokenizer decides."""
+        return json.loads(str(self.config))
 
 
 @record

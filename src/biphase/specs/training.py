@@ -12,7 +12,7 @@ from typing import Any, Literal
 from biphase.errors import SpecError
 from biphase.records import added, encode, record
 from biphase.specs.objectives import Objective
-from biphase.specs.sources import Chunks, Corpus, Hub, Rows, Size, check_at_least, check_name
+from biphase.specs.sources import Chunks, Config, Corpus, Hub, Rows, Size, check_at_least, check_name
 
 LAYERS = re.compile(r"layers\[(-?\d+|(?=:))(:?)((?<=:)-?\d+|)\]")  # as Stage.freeze names them
 
@@ -368,7 +368,7 @@ class Merge:
 def _shape(run: Pretrain) -> object:
     """Return what must be equal in models whose weights are averaged, as far as it is known before they are loaded."""
     start = run.root.start
-    if isinstance(start, Size):
+    if isinstance(start, (Size, Config)):
         apart = ("name", "precision", "init_std")
         return {name: value for name, value in encode(start).items() if name not in apart}
     return type(start).__name__, getattr(start, "windows", "")
@@ -388,7 +388,7 @@ class Pretrain:
     """
 
     name: str
-    start: Size | Hub | Merge | Pretrain
+    start: Size | Config | Hub | Merge | Pretrain
     corpus: str | Corpus = INHERIT
     stages: tuple[Stage, ...] = ()
     schedule: WSD = INHERIT
@@ -414,7 +414,7 @@ class Pretrain:
             "optimizer": AdamW(),
             "batch_tokens": PAPER_BATCH,
             "packing": Chunks(),
-            "precision": self.start.precision if isinstance(self.start, Size) else "bf16",
+            "precision": self.start.precision if isinstance(self.start, (Size, Config)) else "bf16",
             "seed": 42,
             "adapter": None,
             "freeze": "nothing",
@@ -487,11 +487,11 @@ class Pretrain:
             raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
         if not 0 <= self.z_loss < 1:
             raise SpecError(f"{where}: z_loss must lie between 0 and 1, it is {self.z_loss:g}; try 1e-4")
-        if isinstance(start := self.root.start, Size):  # a hub model's layers are counted when it is loaded
+        if isinstance(start := self.root.start, Size):  # others' layers are counted when they are built
             for stage in self.stages:
                 layers_of(stage.freeze, start.layers)
         check_at_least(self, heldout_every=1, heldout_tokens=self.packing.length)
-        if self.adapter and isinstance(self.start, Size):
+        if self.adapter and isinstance(self.start, (Size, Config)):
             raise SpecError(
                 f"{where}: LoRA adapts a model that can do something; a new one has to learn: leave it out"
             )

@@ -7,6 +7,7 @@ tokens that a plan reads of each corpus, and `sizes_of` estimates how many token
     train = 3 × forward                       the backward pass costs two forward passes
     forward, per token = 2 × block matrices
                        + 4 × layers × width × attended length      halved where attention is causal
+                                                                   at most the window in layers that have one
                        + 2 × vocabulary × hidden × labelled share  the head runs only at labelled positions
 
 The attended length is the mean over tokens. It is exact for whole rows and for `Chunks`; with document masking it
@@ -33,13 +34,14 @@ from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.metadata import WRONG
 from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
 from biphase.protocol import window_overlap
-from biphase.specs import Corpus, Hub, Packing, Pretrain, Rows, Size, Task
+from biphase.specs import Config, Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
 from biphase.study.plan import Plan, TrainingJob, card_of
 from biphase.tasks.files import local_files, on_hub
 from biphase.text import counted, short
 
 BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 Adam moments
+UNKNOWN_VOCAB = 50_021  # stands in for the size of a vocabulary that is not known yet
 _LOOKUPS = ("emb", "wte", "wpe")  # name parts of matrices that are indexed, not multiplied
 
 
@@ -56,6 +58,8 @@ class ModelShape:
     tied: bool
     vocab: int | None
     context: int | None = None  # context length of a hub model; others read rows as long as in training
+    windowed: int = 0  # layers with a sliding window
+    window: int = 0  # how many tokens such a layer attends to, in both directions
 
     @property
     def embedding(self) -> int:
@@ -99,7 +103,7 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
         shape = shapes[job.root]
         tokens += job.tokens
         if shape is None:
-            source = getattr(job.run.root.start, "source", "")
+            source = getattr(job.run.root.start, "source", "") or getattr(job.run.root.start, "name", "")
             notes[f"the shape of {source} is not known here: FLOPs and disk are left out"] = None
             continue
         if shape.vocab is None:
@@ -133,7 +137,9 @@ def flops_of(job: TrainingJob) -> float | None:
 
 def flops_per_token(shape: ModelShape, packing: Packing, *, causal: float, labelled: float) -> float:
     """Return the FLOPs to train on one token, forward and backward; `causal` and `labelled` are shares."""
-    attention = 4 * shape.layers * shape.width * packing.attended_length * (1 - 0.5 * causal)
+    every, within = packing.attended_length, min(packing.attended_length, shape.window)
+    attended = (shape.layers - shape.windowed) * every + shape.windowed * within  # summed over layers
+    attention = 4 * shape.width * attended * (1 - 0.5 * causal)
     return 3 * (2 * shape.matrices + attention + 2 * shape.embedding * labelled)
 
 
@@ -145,6 +151,8 @@ def shape_of(run: Pretrain) -> ModelShape | None:
     root = run.root
     if isinstance(root.start, Size):
         return shape_of_size(root.start, corpus_of(root).tokenizer.vocab or None)
+    if isinstance(root.start, Config):
+        return shape_of_config(root.start, corpus_of(root).tokenizer.vocab or None)
     if isinstance(root.start, Hub) and root.start.local:
         return _shape_of_folder(Path(root.start.source).expanduser())
     return None
@@ -164,6 +172,31 @@ def shape_of_size(size: Size, vocab: int | None) -> ModelShape:
     )
 
 
+@cache
+def shape_of_config(start: Config, vocab: int | None) -> ModelShape | None:
+    """Return the shape of a new model, built without memory for its weights; None if its layers cannot be counted."""
+    import torch
+
+    from biphase.models.hub import narrowest, new_model
+
+    with torch.device("meta"):
+        model = new_model(start, vocab=vocab or UNKNOWN_VOCAB)
+    config, tensors = model.config, {name: list(weight.shape) for name, weight in model.named_parameters()}
+    names = ("num_attention_heads", "head_dim", "hidden_size", "num_hidden_layers", "intermediate_size")
+    fields = {name: getattr(config, name, None) for name in names}  # under these names in every family
+    try:
+        shape = _shape({**fields, "vocab_size": vocab or UNKNOWN_VOCAB}, tensors)
+    except WRONG:
+        return None
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * shape.layers
+    window = getattr(config, "sliding_window", None) or narrowest(config)
+    if not window:
+        return replace(shape, vocab=vocab)
+    windowed = sum("sliding" in kind or "chunked" in kind for kind in kinds)
+    # Such a layer attends to `window` tokens in each direction, both counting the token itself.
+    return replace(shape, vocab=vocab, windowed=windowed, window=2 * window - 1)
+
+
 def _shape_of_folder(folder: Path) -> ModelShape | None:
     """Return a model folder's shape from config.json and the headers of its safetensors files; None if unreadable."""
     try:
@@ -171,14 +204,17 @@ def _shape_of_folder(folder: Path) -> ModelShape | None:
         tensors = {
             name: dims for path in folder.glob("*.safetensors") for name, dims in _tensors(path).items()
         }
-        heads = config["num_attention_heads"]
-        width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
-        vocab, hidden, layers = config["vocab_size"], config["hidden_size"], config["num_hidden_layers"]
-        ffn = int(config.get("intermediate_size") or 4 * hidden)
+        return _shape(config, tensors) if tensors else None
     except (OSError, *WRONG, ArithmeticError, struct.error):
         return None
-    if not tensors:
-        return None
+
+
+def _shape(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> ModelShape:
+    """Return the shape that a configuration and the dimensions of its weights describe."""
+    heads = config["num_attention_heads"]
+    width = heads * (config.get("head_dim") or config["hidden_size"] // heads)
+    vocab, hidden, layers = config["vocab_size"], config["hidden_size"], config["num_hidden_layers"]
+    ffn = int(config.get("intermediate_size") or 4 * hidden)
     vocabulary = {name for name, dims in tensors.items() if dims == [vocab, hidden]}
     inner = {name: dims for name, dims in tensors.items() if name not in vocabulary}
     multiplied = [

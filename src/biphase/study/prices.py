@@ -24,7 +24,7 @@ from typing import Any
 from biphase.errors import BiphaseError
 from biphase.presets import DEVICES
 from biphase.protocol import FINETUNE_TOKENS, heldout_objectives, input_length, token_share
-from biphase.specs import Finetune, Pretrain, Size, Task
+from biphase.specs import Config, Finetune, Pretrain, Size, Task
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
 from biphase.study.costs import (
@@ -314,7 +314,7 @@ class _Pricing:
 
     def _shape(self, run: Pretrain) -> ModelShape | None:
         start = run.root.start
-        cached = start, run.corpus if isinstance(start, Size) else ""
+        cached = start, run.corpus if isinstance(start, Size | Config) else ""
         if cached not in self.shapes:
             try:
                 self.shapes[cached] = shape_of(run)

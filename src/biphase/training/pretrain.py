@@ -39,6 +39,7 @@ from biphase.models.backbone import (
     LanguageModel,
     TokenizerInfo,
     add_adapter,
+    from_config,
     from_hub,
     from_scratch,
     merge_adapter,
@@ -52,7 +53,7 @@ from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import Hub, Merge, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
+from biphase.specs import Config, Hub, Merge, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
 from biphase.store import Store
 from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
@@ -71,14 +72,18 @@ from biphase.training.loop import (
 from biphase.training.optimizer import begin_phase
 from biphase.training.options import RuntimeOptions
 
+PROBED_VOCAB = 512  # of a new model that is built only to test its attention
+
 
 def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
-    """Build a run's model with the weights of its root's start; `probed` also tests a hub model's attention."""
+    """Build a run's model with the weights of its root's start; `probed` also tests its attention, unless it is a `Size`."""
     root = run.root
     if isinstance(root.start, Size):
         return from_scratch(
             root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=run.packing.length, seed=root.seed
         )
+    if isinstance(root.start, Config):
+        return _from_config(run, vocab=shards.vocab, mask_id=shards.mask_id, probed=probed)
     card = shards.card
     special = Special(
         **{name: card[f"{name}_id"] for name in ("eos", "mask", "pad", "bos")},
@@ -98,6 +103,8 @@ def refuse_unfit(run: Pretrain) -> None:
             tokenizer = load(corpus)
             info = _tokenizer_info(run, tokenizer.vocab, tokenizer.special)
         _from_hub(run, root, info, probed=True)
+    elif isinstance(root.start, Config):
+        _from_config(run, vocab=PROBED_VOCAB, mask_id=0, probed=True)
 
 
 def _tokenizer_info(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
@@ -109,16 +116,33 @@ def _from_hub(
     run: Pretrain, root: Pretrain, tokenizer: TokenizerInfo | None, *, probed: bool
 ) -> LanguageModel:
     assert isinstance(root.start, Hub)
-    # From the first step on.
-    stretched = run.initial_rope_base > 0 or (bool(run.stages) and run.phases[0].rope_base > 0)
-    model = from_hub(root.start, tokenizer, length=run.packing.length, stretched=stretched)
+    model = from_hub(root.start, tokenizer, length=run.packing.length, stretched=_stretched(run))
     if probed:
-        probe(model, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
-        if run.stages and not run.stages[-1].objective.causal:
-            model.note = _without_masked_class(model, run.packing.length)
+        _probe(model, run, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
     if run.adapter:
         add_adapter(model, run.adapter, seed=root.seed)
     return model
+
+
+def _from_config(run: Pretrain, *, vocab: int, mask_id: int, probed: bool) -> LanguageModel:
+    start, seed = run.root.start, run.root.seed
+    assert isinstance(start, Config)
+    fields = {"vocab": vocab, "mask_id": mask_id, "length": run.packing.length, "seed": seed}
+    model = from_config(start, **fields, stretched=_stretched(run))
+    if probed:
+        _probe(model, run, vocab=vocab)
+    return model
+
+
+def _stretched(run: Pretrain) -> bool:
+    """Return whether the rope base changes from the first step on, so that rows may exceed the model's context."""
+    return run.initial_rope_base > 0 or (bool(run.stages) and run.phases[0].rope_base > 0)
+
+
+def _probe(model: LanguageModel, run: Pretrain, *, vocab: int) -> None:
+    probe(model, vocab=vocab)
+    if run.stages and not run.stages[-1].objective.causal:
+        model.note = _without_masked_class(model, run.packing.length)
 
 
 def _without_masked_class(model: LanguageModel, length: int) -> str:
@@ -506,7 +530,7 @@ class Pretraining:
             )
         self.from_hub = nearest is None and isinstance(run.root.start, Hub)
         live = self._taken_over(nearest)
-        self.model = live.model if live else starting_model(run, self.shards, probed=self.from_hub)
+        self.model = live.model if live else starting_model(run, self.shards, probed=nearest is None)
         self.progress = Progress(step=0, next_sample=run.origin_sample, joules=0.0)
         if nearest is None:
             self.placed = place(self.model, run, ranks, self.options)
@@ -544,7 +568,7 @@ class Pretraining:
             run.root.start,
             run.root.seed,
             run.packing.length,
-            isinstance(run.root.start, Hub) and bool(run.stages) and run.phases[0].rope_base > 0,
+            isinstance(run.root.start, Hub | Config) and bool(run.stages) and run.phases[0].rope_base > 0,
             run.adapter,
             run.freeze,
             bool(layer_decays(run)),

@@ -5,8 +5,8 @@ this module alone decides which tokens attend to which. An `AttentionPattern` is
 argument:
 
     whole rows                           scaled_dot_product_attention(is_causal=…)
-    segments, CUDA, 16-bit               varlen kernel: no mask and no work across segments
-    segments, otherwise                  scaled_dot_product_attention with a mask (the reference path)
+    segments or windows, CUDA, 16-bit    varlen kernel: no mask and no work across segments or outside windows
+    segments or windows, otherwise       scaled_dot_product_attention with a mask (the reference path)
     logit softcap or attention sinks     computed step by step with a mask: no kernel supports them
 
 Every path is tested against the reference path. A layer's sliding window restricts attention backwards if attention is
@@ -141,11 +141,18 @@ def attend(
     if softcap is not None or s_aux is not None:
         mask = _whole_mask(pattern, reach, query)
         return _step_by_step(query, key, value, mask, scaling, dropout, softcap, s_aux), None
-    if pattern.boundaries is not None:
-        return _varlen(query, key, value, pattern, reach, scaling, dropout), None
-    mask = pattern.mask
-    if 0 <= reach < query.shape[2] - 1:
-        near = _near(query.shape[2], reach, causal=pattern.causal, device=query.device)
+    rows, _, length, _ = query.shape
+    boundaries, longest, mask = pattern.boundaries, pattern.longest, pattern.mask
+    windowed = 0 <= reach < length - 1
+    if windowed and boundaries is None and mask is None and not dropout and _by_varlen(query):
+        # A mask would make the kernel compute the scores outside the window too.
+        boundaries = torch.arange(0, rows * length + 1, length, dtype=torch.int32, device=query.device)
+        longest = length
+    if boundaries is not None:
+        window = (reach, 0) if pattern.causal else (reach, reach)
+        return _varlen(query, key, value, boundaries, longest, window, scaling, dropout), None
+    if windowed:
+        near = _near(length, reach, causal=pattern.causal, device=query.device)
         mask = near if mask is None else mask & near
     out = F.scaled_dot_product_attention(
         query,
@@ -211,8 +218,9 @@ def _varlen(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    pattern: AttentionPattern,
-    reach: int,
+    boundaries: Tensor,
+    longest: int,
+    window: tuple[int, int],
     scaling: float | None,
     dropout: float,
 ) -> Tensor:
@@ -229,15 +237,22 @@ def _varlen(
     grouped = {"enable_gqa": True} if _GROUPED and heads != key.shape[1] else {}
     out = varlen_attn(
         *flat,
-        pattern.boundaries,
-        pattern.boundaries,
-        pattern.longest,
-        pattern.longest,
+        boundaries,
+        boundaries,
+        longest,
+        longest,
         scale=scaling,
-        window_size=(reach, 0) if pattern.causal else (reach, reach),
+        window_size=window,
         **grouped,
     )
     return out.view(rows, length, heads, width)
+
+
+def _by_varlen(query: Tensor) -> bool:
+    """Return whether the varlen kernel takes this query: on CUDA, in 16 bits, with a head width that it has."""
+    half = query.dtype != torch.float32 or torch.is_autocast_enabled("cuda")
+    width = query.shape[3]
+    return query.is_cuda and varlen_attn is not None and half and width % 8 == 0 and width <= 256
 
 
 _GROUPED = varlen_attn is not None and "enable_gqa" in inspect.signature(varlen_attn).parameters

@@ -88,6 +88,8 @@ CONFIGS = ByName(
     },
 )
 
+STARTS: ByName[Size | Config] = ByName("size", {**SIZES, **CONFIGS})
+
 # Llama 3's vocabulary with a mask token in a reserved slot (128002).
 LLAMA3 = Pretrained(
     "EuroBERT/EuroBERT-210m", revision="39b51e15dd1f1a06f58b5cbf6a8a188cec60bd0e", vocab=128_256

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from biphase.errors import SpecError, nearest
-from biphase.presets import SIZES
+from biphase.presets import CONFIGS, STARTS
 from biphase.store import Store, with_checksum, write_json
 from biphase.study import devices
 from biphase.text import aligned, short
@@ -96,7 +96,7 @@ class BenchRequest:
 
     def __post_init__(self) -> None:
         if self.size:
-            SIZES[self.size]  # refuses an unknown name
+            STARTS[self.size]  # refuses an unknown name
         workload = self.workload
         unknown = sorted(set(self.against) - {*PEERS, NO_PEER})
         refusals = {
@@ -109,6 +109,9 @@ class BenchRequest:
             ),
             "--save needs every size of scale; leave out --size": self.save and self.size,
             "--profile is of single steps; type bench pretrain --profile": self.profile and workload == "job",
+            f"--against: peers have SIZES, and {self.size} is none of them; leave out --against": (
+                self.size in CONFIGS and {*self.against} - {NO_PEER}
+            ),
             "bench job has no peer; leave out --against": workload == "job" and {*self.against} - {NO_PEER},
             "bench job is two jobs, each of a step or more; type --steps 2": workload == "job"
             and self.steps == 1,
@@ -122,7 +125,7 @@ class BenchRequest:
                 raise SpecError(message)
 
     def peers(self, defaults: DeviceDefaults) -> tuple[str, ...]:
-        if NO_PEER in self.against or self.workload in ("scale", "job"):
+        if NO_PEER in self.against or self.workload in ("scale", "job") or self.size in CONFIGS:
             return ()
         return tuple(dict.fromkeys(self.against)) or defaults.peers
 

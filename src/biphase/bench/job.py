@@ -25,11 +25,12 @@ from biphase.specs import Chunks, Rows
 from biphase.store import MANIFEST, Store
 
 STUDY = """
-from biphase import CLM, MLM, SIZES, WSD, Chunks, Corpus, Pretrain, Pretrained, Rows, Stage, Study
+from biphase import CLM, MLM, WSD, Chunks, Corpus, Pretrain, Pretrained, Rows, Stage, Study
+from biphase.presets import STARTS
 
 corpus = Corpus("random", "text.jsonl", Pretrained("./tokenizer"), heldout="heldout.jsonl")
 run = Pretrain(
-    "job", SIZES[{size!r}], corpus, Stage({objective}, {steps}), WSD(1e-4, warmup=0, decay={decay}),
+    "job", STARTS[{size!r}], corpus, Stage({objective}, {steps}), WSD(1e-4, warmup=0, decay={decay}),
     batch_tokens={tokens}, packing={packing}, precision={precision!r},
     heldout_every={steps}, heldout_tokens={heldout},
 )

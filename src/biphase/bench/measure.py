@@ -46,7 +46,7 @@ from biphase.models.backbone import from_scratch
 from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
 from biphase.objectives import Batch, Vocabulary
-from biphase.presets import SIZES
+from biphase.presets import STARTS
 from biphase.specs import (
     CLM,
     MLM,
@@ -350,7 +350,7 @@ class PretrainingSide:
 
     def __init__(self, case: PretrainCase, device: torch.device) -> None:
         self.case, self.device = case, device
-        model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=case.length, seed=0)
+        model = from_scratch(STARTS[case.size], vocab=case.vocab, mask_id=MASK, length=case.length, seed=0)
         self.model = model.to(device).train()
         self.path = model.prepare(device, case.precision)
         self.adam = optimizer.build(model, AdamW())
@@ -410,7 +410,7 @@ REPEATS = 3  # passes over all texts; the median counts
 
 def finetuner_of(case: FinetuneCase | ScoreCase, device: torch.device) -> FineTuner:
     """A new random model to fine-tune."""
-    model = from_scratch(SIZES[case.size], vocab=case.vocab, mask_id=MASK, length=CONTEXT, seed=0)
+    model = from_scratch(STARTS[case.size], vocab=case.vocab, mask_id=MASK, length=CONTEXT, seed=0)
     encoder = Encoder(model.model.base_model, context=CONTEXT)
     varlen = varlen_works(device, case.precision)
     return FineTuner(encoder, TuningOptions.of(device, case.precision, varlen=varlen, encoder=encoder))

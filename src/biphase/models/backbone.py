@@ -1,8 +1,8 @@
 """Language models: transformers' own classes with our attention and loss, LoRA adapters, and `biphase.load`.
 
 `LanguageModel` is a thin wrapper: the backbone gives hidden states, and the head runs on labelled positions only. The
-same weights serve causal and masked training, import and export. `from_scratch`, `from_config` and `from_hub` build
-one, `probe` checks one before training.
+same weights serve causal and masked training, import and export. `from_scratch` and `from_hub` build one, `probe`
+checks one before training.
 
 `Output` is the way from hidden states to logits, determined from the model instead of from its name. Model families
 differ in what follows the backbone: a matrix alone, a layer before it, a bias, scaled or capped logits. All are
@@ -451,30 +451,31 @@ def config_fields(size: Size, *, vocab: int, length: int) -> dict[str, Any]:
     }
 
 
-def from_scratch(size: Size, *, vocab: int, mask_id: int, length: int, seed: int) -> LanguageModel:
-    """Build a new model of `size`; its weights depend on the seed alone (initialized on the CPU in fp32)."""
-    fields = config_fields(size, vocab=vocab, length=length)
-    config = EuroBertConfig(**fields, tie_word_embeddings=size.tied, mask_token_id=mask_id)
-    config._attn_implementation = NAME
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(salt(seed, "weights"))
-        return LanguageModel(EuroBertForMaskedLM(config).float())
-
-
-def from_config(
-    config: Config, *, vocab: int, mask_id: int, length: int, seed: int, stretched: bool = False
+def from_scratch(
+    start: Size | Config,
+    *,
+    vocab: int,
+    mask_id: int,
+    length: int,
+    seed: int,
+    pad_id: int = 0,
+    stretched: bool = False,
 ) -> LanguageModel:
-    """Build a new model of `config`, for rows of `length` tokens.
+    """Build a new model for rows of `length` tokens.
 
-    Its class initializes the weights, which depend on the seed alone (on the CPU in fp32).
+    Its weights depend on the seed alone (initialized on the CPU in fp32). Those of a Config are as its class in
+    transformers initializes them, and `stretched` is as for `from_hub`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(salt(seed, "weights"))
-        model = hub_models.new_model(config, vocab=vocab, mask_id=mask_id)
-    source = f"Config {config.name!r}"
-    return _adopted(
-        model, source, None, length=length, stretched=stretched, longer="max_position_embeddings=…"
-    )
+        if isinstance(start, Size):
+            fields = config_fields(start, vocab=vocab, length=length)
+            config = EuroBertConfig(**fields, tie_word_embeddings=start.tied, mask_token_id=mask_id)
+            config._attn_implementation = NAME
+            return LanguageModel(EuroBertForMaskedLM(config).float())
+        model = hub_models.new_model(start, vocab=vocab, mask_id=mask_id, pad_id=pad_id)
+    longer = "or a larger max_position_embeddings"
+    return _adopted(model, f"Config {start.name!r}", None, length=length, stretched=stretched, longer=longer)
 
 
 @dataclass(frozen=True)
@@ -502,7 +503,7 @@ def from_hub(
         length=length,
         stretched=stretched,
         windows=hub.windows == "symmetric",
-        longer="Stage(…, rope_base=…) (adapt --rope-base …)",
+        longer="or change its positions: Stage(…, rope_base=…) (adapt --length, --rope-base)",
     )
 
 
@@ -518,7 +519,7 @@ def _adopted(
 ) -> LanguageModel:
     """Return a transformers model as a LanguageModel; raise ModelError if its class is unsupported or it is too short.
 
-    `longer` is what to write for longer texts.
+    `longer` is what to write for longer rows.
     """
     # Otherwise the pad token's embedding gets no gradient, and the pad token is often the end token.
     model.get_input_embeddings().padding_idx = None
@@ -528,8 +529,7 @@ def _adopted(
         model.config.max_position_embeddings = length
     elif length > longest:
         raise ModelError(
-            f"{source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}) "
-            f"(adapt --length {longest}), or change its positions: {longer}"
+            f"{source} reads at most {longest:,} tokens, rows have {length:,}; say packing=Chunks({longest}), {longer}"
         )
     try:
         if tokenizer is not None:
@@ -582,9 +582,14 @@ def probe(model: LanguageModel, *, vocab: int) -> None:
     Also checks that the model computes the same with our attention as with its own class's.
     """
     name, device = type(model.model).__name__, model.head.device
-    with eval_mode(model):
-        probe_attention(model.hidden, vocab=vocab, name=name, device=device, causal=True)
-        probe_own(model.model, model.logits, vocab=vocab, name=name, device=device)
+    try:
+        with eval_mode(model):
+            probe_attention(model.hidden, vocab=vocab, name=name, device=device, causal=True)
+            probe_own(model.model, model.logits, vocab=vocab, name=name, device=device)
+    except ModelError:
+        raise
+    except Exception as wrong:  # sizes that do not fit each other, forwards made for other inputs: many types
+        raise ModelError(f"{name} cannot read packed text ({one_line(wrong)}); give another model") from None
 
 
 # ---------------------------------------------------------------- adapters

@@ -432,6 +432,8 @@ def probe_own(model: Any, read: Read, *, vocab: int, name: str, device: torch.de
     `read` returns what the model's own forward returns first: logits or hidden states.
     """
     ids = _ids(vocab, device)
+    if isinstance(pad := model.config.pad_token_id, int):  # a few families give it no position by themselves
+        ids[ids == pad] = (pad + 1) % vocab
     positions = torch.arange(PROBE_LENGTH, device=device)[None]
     try:
         model.set_attn_implementation("eager")

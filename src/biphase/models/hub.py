@@ -177,27 +177,35 @@ def trunk(hub: Hub) -> Any:
     return _loaded(hub, AutoModel, _config(hub))
 
 
-def new_model(start: Config, *, vocab: int, mask_id: int = 0) -> Any:
+def new_model(start: Config, *, vocab: int, mask_id: int = 0, pad_id: int = 0) -> Any:
     """Build a model with its language-model head in fp32; its class draws the weights from torch's generator."""
     source = f"Config {start.name!r}"
     try:
         with quietly():
-            config = _new_config(start, source, vocab=vocab, mask_id=mask_id)
+            config = _new_config(start, source, vocab=vocab, mask_id=mask_id, pad_id=pad_id)
             family = _family(config)
             if type(config) not in family._model_mapping:
                 raise ModelError(
                     f"{source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
                 )
-            return family._model_mapping[type(config)](config).float()
+            model = family._model_mapping[type(config)](config).float()
     except ModelError:
         raise
     except Exception as wrong:  # wrong values and types, attention that cannot be replaced: many types
+        _refuse_fixed_attention(wrong, source)
         raise ModelError(
             f"{source} cannot be built ({one_line(wrong)}); correct its fields, or give another architecture"
         ) from None
+    table = model.get_input_embeddings()
+    if (
+        getattr(table, "padding_idx", None) is not None
+    ):  # zero, but often the end token too, which texts contain
+        with torch.no_grad():
+            table.weight[pad_id] = torch.randn_like(table.weight[pad_id]) * table.weight.std()
+    return model
 
 
-def _new_config(start: Config, source: str, *, vocab: int, mask_id: int) -> Any:
+def _new_config(start: Config, source: str, *, vocab: int, mask_id: int, pad_id: int) -> Any:
     """Return a model's configuration for a tokenizer of `vocab` ids; raise ModelError if it is unsupported."""
     fields = start.fields
     kind = fields.pop("model_type")
@@ -211,11 +219,14 @@ def _new_config(start: Config, source: str, *, vocab: int, mask_id: int) -> Any:
         if close := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
             raise ModelError(f"{source}: {kind} has no field {name!r}; did you mean {close[0]!r}?")
     config = AutoConfig.for_model(kind, **fields, vocab_size=vocab, use_cache=False)
+    ours = {
+        "mask_token_id": mask_id,
+        "pad_token_id": pad_id,
+    }  # the pad token also decides where positions begin
     for name in [name for name in config.to_dict() if name.endswith("_token_id")]:
-        # With a pad token, torch would keep its embedding at zero. A few configurations require a number.
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(Exception):  # a few configurations require a number
             setattr(config, name, 0)
-            setattr(config, name, mask_id if name == "mask_token_id" else None)
+            setattr(config, name, ours.get(name))
     without_attention_dropout(config)
     if type(config) not in MODEL_FOR_MASKED_LM_MAPPING:
         as_decoder(config)
@@ -454,13 +465,18 @@ def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
             raise _needs_code(hub.source) from None
         if "does not appear to have a file named model.safetensors" in text:
             raise ModelError(no_safetensors(hub.source)) from None
-        if isinstance(wrong, KeyError) and wrong.args == (NAME,):
-            raise ModelError(
-                f"{hub.source}: its class does not let its attention be replaced, so it cannot be made to read in "
-                "both directions; give another model"
-            ) from None
+        _refuse_fixed_attention(wrong, hub.source)
         raise ModelError(
             f"{hub.source} cannot be loaded: {one_line(wrong)}; check the name, or give a local folder"
+        ) from None
+
+
+def _refuse_fixed_attention(wrong: Exception, source: str) -> None:
+    """Raise ModelError if a model could not be built because its class has no place for our attention."""
+    if isinstance(wrong, KeyError) and wrong.args == (NAME,):
+        raise ModelError(
+            f"{source}: its class does not let its attention be replaced, so it cannot be made to read in both "
+            "directions; give another model"
         ) from None
 
 

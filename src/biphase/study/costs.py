@@ -180,21 +180,25 @@ def shape_of_config(start: Config, vocab: int | None) -> ModelShape | None:
     from biphase.models.hub import narrowest, new_model
 
     with torch.device("meta"):
-        model = new_model(start, vocab=vocab or UNKNOWN_VOCAB)
+        # No width is as long as this vocabulary, so that tables with vocab rows are told from other matrices.
+        model = new_model(start, vocab=UNKNOWN_VOCAB)
     config, tensors = model.config, {name: list(weight.shape) for name, weight in model.named_parameters()}
     names = ("num_attention_heads", "head_dim", "hidden_size", "num_hidden_layers", "intermediate_size")
-    fields = {name: getattr(config, name, None) for name in names}  # under these names in every family
     try:
-        shape = _shape({**fields, "vocab_size": vocab or UNKNOWN_VOCAB}, tensors)
-    except WRONG:
+        fields = {name: getattr(config, name, None) for name in names}  # under these names in every family
+        shape = replace(_shape({**fields, "vocab_size": UNKNOWN_VOCAB}, tensors), vocab=vocab)
+    except Exception:  # widths that differ between layers: a few families raise errors of their own
         return None
+    wide = sum(math.prod(dims[1:]) for dims in tensors.values() if dims[0] == UNKNOWN_VOCAB)
+    every = sum(map(math.prod, tensors.values())) + wide * ((vocab or 0) - UNKNOWN_VOCAB)
+    shape = replace(shape, blocks=every - shape.embedding - shape.head)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * shape.layers
     window = getattr(config, "sliding_window", None) or narrowest(config)
     if not window:
-        return replace(shape, vocab=vocab)
+        return shape
     windowed = sum("sliding" in kind or "chunked" in kind for kind in kinds)
     # Such a layer attends to `window` tokens in each direction, both counting the token itself.
-    return replace(shape, vocab=vocab, windowed=windowed, window=2 * window - 1)
+    return replace(shape, windowed=windowed, window=2 * window - 1)
 
 
 def _shape_of_folder(folder: Path) -> ModelShape | None:

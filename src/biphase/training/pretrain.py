@@ -39,7 +39,6 @@ from biphase.models.backbone import (
     LanguageModel,
     TokenizerInfo,
     add_adapter,
-    from_config,
     from_hub,
     from_scratch,
     merge_adapter,
@@ -77,14 +76,10 @@ PROBED_VOCAB = 512  # of a new model that is built only to test its attention
 
 def starting_model(run: Pretrain, shards: Shards, *, probed: bool = False) -> LanguageModel:
     """Build a run's model with the weights of its root's start; `probed` also tests its attention, unless it is a `Size`."""
-    root = run.root
-    if isinstance(root.start, Size):
-        return from_scratch(
-            root.start, vocab=shards.vocab, mask_id=shards.mask_id, length=run.packing.length, seed=root.seed
-        )
-    if isinstance(root.start, Config):
-        return _from_config(run, vocab=shards.vocab, mask_id=shards.mask_id, probed=probed)
-    card = shards.card
+    root, card = run.root, shards.card
+    if isinstance(root.start, Size | Config):
+        ids = {"vocab": shards.vocab, "mask_id": shards.mask_id, "pad_id": card["pad_id"]}
+        return _from_scratch(run, root, ids, probed=probed)
     special = Special(
         **{name: card[f"{name}_id"] for name in ("eos", "mask", "pad", "bos")},
         ids=shards.special_ids,
@@ -104,7 +99,7 @@ def refuse_unfit(run: Pretrain) -> None:
             info = _tokenizer_info(run, tokenizer.vocab, tokenizer.special)
         _from_hub(run, root, info, probed=True)
     elif isinstance(root.start, Config):
-        _from_config(run, vocab=PROBED_VOCAB, mask_id=0, probed=True)
+        _from_scratch(run, root, {"vocab": PROBED_VOCAB, "mask_id": 0}, probed=True)
 
 
 def _tokenizer_info(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
@@ -124,13 +119,13 @@ def _from_hub(
     return model
 
 
-def _from_config(run: Pretrain, *, vocab: int, mask_id: int, probed: bool) -> LanguageModel:
-    start, seed = run.root.start, run.root.seed
-    assert isinstance(start, Config)
-    fields = {"vocab": vocab, "mask_id": mask_id, "length": run.packing.length, "seed": seed}
-    model = from_config(start, **fields, stretched=_stretched(run))
-    if probed:
-        _probe(model, run, vocab=vocab)
+def _from_scratch(run: Pretrain, root: Pretrain, ids: dict[str, int], *, probed: bool) -> LanguageModel:
+    assert isinstance(root.start, Size | Config)
+    model = from_scratch(
+        root.start, **ids, length=run.packing.length, seed=root.seed, stretched=_stretched(run)
+    )
+    if probed and isinstance(root.start, Config):
+        _probe(model, run, vocab=ids["vocab"])
     return model
 
 

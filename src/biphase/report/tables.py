@@ -17,8 +17,7 @@ from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Baseline, Evidence, ScoreGrid
 from biphase.report.provenance import RunSummary
 from biphase.report.recipes import Model
-from biphase.report.statistics.components import Decomposition
-from biphase.report.statistics.intervals import Estimate, of_scores
+from biphase.report.statistics.intervals import of_scores
 from biphase.report.verdicts import Finding
 from biphase.text import SCALE, beside, exponent, plain, rate
 
@@ -166,19 +165,12 @@ def noise(evidence: Evidence, estimates: Estimates) -> Table:
                 continue
             counts = (parts.pretraining_seeds, parts.finetuning_seeds, parts.examples)
             deviations = (_percent(math.sqrt(component.single)) for component in parts.components)
-            covers, widest = widest_interval(parts, evidence.least_score(evidence.families[family]))
-            ends = (_percent(widest.low), _percent(widest.high)) if widest else ("", "")
-            rows.append((name, family, *map(str, counts), *deviations, covers, *ends))
+            interval = ("", "", "")
+            if parts.widest:
+                widest = of_scores(parts.widest, evidence.least_score(evidence.families[family]))
+                interval = (widest.covers, _percent(widest.low), _percent(widest.high))
+            rows.append((name, family, *map(str, counts), *deviations, *interval))
     return Table("noise", NOISE, tuple(rows))
-
-
-def widest_interval(noise: Decomposition, least: float = 0.0) -> tuple[str, Estimate | None]:
-    """The interval that covers the most sources: all, or else fine-tuning seeds and test examples."""
-    for covers in ("all", "fine-tuning seeds and test examples"):
-        estimate = noise.intervals.get(covers)
-        if estimate is not None and math.isfinite(estimate.low):
-            return estimate.covers, of_scores(estimate, least)
-    return "", None
 
 
 def _score(score: Score) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ Content (`fingerprints`). The hash of a corpus's content is the part of every ke
   (`biphase tokenize NAME --from FOLDER`), the store holds a link, and the content of that folder is hashed instead, so
   that a sample cannot pass for the whole corpus.
 - A local or built-in corpus is identified by the names and bytes of its files. Hashes are cached by path, size, change
-  times and inode, so that planning again reads nothing; tokenizing, which reads the files anyway, hashes them again.
+  times and inode, so that planning again reads nothing. Tokenizing hashes again what was not hashed within a day.
 - On a machine without the raw text, the fingerprints recorded in published shards are used, so that keys stay the same.
 
 Documents (`blocks`, `parse`), in a fixed order:
@@ -38,8 +38,11 @@ import contextlib
 import csv
 import hashlib
 import json
+import os
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from itertools import chain, islice
@@ -48,6 +51,7 @@ from typing import IO, Any, NamedTuple
 
 from biphase import keys
 from biphase.errors import DataError, StoreError, nearest, one_line
+from biphase.leases import Lease, Leases
 from biphase.metadata import read_card
 from biphase.presets import CORPORA
 from biphase.records import content_key, encode
@@ -316,6 +320,12 @@ def _is_hidden(name: str) -> bool:
 # ---------------------------------------------------------------- content
 
 
+READERS = min(8, os.cpu_count() or 1)  # files hashed in parallel
+BATCH_BYTES = 2**30  # of files that one worker hashes for all
+SMALL_BYTES = 2**26  # less is hashed faster than a lease is taken
+LARGE_BYTES = 2**24  # of a file that is not hashed again within a day
+DAY = 24 * 3600.0
+WAIT_SECONDS = 1.0  # between two looks at what another worker hashes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -366,10 +376,8 @@ def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again
         paths = tokenizer_files(tokenizer)
     except Absent as absent:
         return _recorded(corpus, store, "tokenizer_fingerprint", absent)
-    cache = HashMemory(store, again=again)
-    hashes = [[name, cache.sha256(path)] for name, path in paths.items()]
-    cache.save()
-    return content_key({"tokenizer_files": hashes})
+    hashes = HashMemory(store, again=again).hashes(list(paths.values()))
+    return content_key({"tokenizer_files": [list(pair) for pair in zip(paths, hashes, strict=True)]})
 
 
 def tokenizer_files(tokenizer: Pretrained) -> dict[str, Path]:
@@ -415,34 +423,38 @@ def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
 
 
 def _content(files: Files, store: Store, *, again: bool = False) -> str:
-    cache = HashMemory(store, again=again)
-    hashes = {
-        part: sorted([file.name, cache.sha256(file.path)] for file in group)
-        for part, group in files._asdict().items()
-    }
-    cache.save()
-    return content_key(hashes)
+    every = [file.path for group in files for file in group]
+    hashes = iter(HashMemory(store, again=again).hashes(every, at_once=READERS))
+    return content_key(
+        {part: sorted([file.name, next(hashes)] for file in group) for part, group in files._asdict().items()}
+    )
 
 
 class HashMemory:
-    """A cache of file hashes by path, size, change times and inode. Losing it costs only time.
+    """A cache of file hashes by path, size, change times and inode, shared by all workers of a store.
 
-    With `again`, only hashes that this process has computed itself are used.
+    Losing it costs only time. Of the workers that need the hashes of the same files, one hashes each batch of
+    BATCH_BYTES under a lease and the others take its result: a corpus of 400 GB is read once and not once a worker.
+    With `again`, a hash counts only if this process has computed it, or if the file is larger than LARGE_BYTES and a
+    worker has hashed it within a day.
     """
 
     def __init__(self, store: Store, *, again: bool = False) -> None:
         self.path = store.root / "corpora" / "cache.json"
-        self.hashed, self.again = store.hashed, again or store.verify
-        self.entries: dict[str, Any] = {}  # of each path, its stamp and its hash
-        self.changed = False
+        self.leases = Leases(store.leases)
+        self.hashed, self.again, self.verify = store.hashed, again or store.verify, store.verify
+        self.entries: dict[str, Any] = {}  # of each file, its stamp, its hash, and when its content was read
+        self.changed: dict[str, Any] = {}  # those that are not saved yet
+        self._reload()
+
+    def _reload(self) -> None:
         with contextlib.suppress(StoreError):  # checked, since a corrupt hash would change keys
-            self.entries = read_checked(self.path)
+            self.entries = read_checked(self.path) | self.changed
 
     def sha256(self, path: Path) -> str:
         try:
-            before, real = stamp(path), str(path.resolve())
-            known, digest = self.entries.get(real, (None, ""))
-            if known == before and not (self.again and self.hashed.get(real) != before):
+            before = stamp(path)
+            if digest := self._known(path, before):
                 return digest
             digest = sha256(path)
             after = stamp(path)
@@ -450,20 +462,101 @@ class HashMemory:
             raise DataError(f"{path} cannot be read ({wrong.strerror}); check its permissions") from None
         if after != before:
             raise DataError(f"{path} is being written; type the command again when it is whole")
-        self.hashed[real] = before
-        self.remember(path, digest)
+        self.hashed[str(path.resolve())] = before
+        self.remember(path, digest, at=time.time())
         return digest
 
-    def remember(self, path: Path, digest: str) -> None:
-        """Cache a file's hash for as long as its stamp does not change."""
-        self.entries[str(path.resolve())] = [stamp(path), digest]
-        self.changed = True
+    def hashes(self, paths: Sequence[Path], *, at_once: int = 1) -> list[str]:
+        """Return the hashes of files, and save those that were not known; `at_once` is the number of threads."""
+        shared = self.path.parents[1].is_dir() and not self.verify
+        batches = list(_batches(paths)) if shared else []
+        while batches := [batch for batch in batches if self._unknown(batch) > SMALL_BYTES]:
+            began = len(batches)
+            for batch in list(batches):
+                lease = self._lease(f"hashes-{content_key([str(path.resolve()) for path in batch])}")
+                if lease is None:  # another worker hashes it
+                    continue
+                with lease:
+                    self._reload()  # its last holder may have just ended
+                    self._hash(batch, at_once)
+                    self.save()
+                batches.remove(batch)
+            if len(batches) == began:
+                time.sleep(WAIT_SECONDS)
+            self._reload()
+        digests = self._hash(paths, at_once)
+        self.save()
+        return digests
+
+    def _hash(self, paths: Sequence[Path], at_once: int) -> list[str]:
+        with ThreadPoolExecutor(at_once) as pool:  # hashlib releases the GIL
+            return list(pool.map(self.sha256, paths))
+
+    def _known(self, path: Path, now: list[int]) -> str:
+        """Return the remembered hash of a file with the stamp `now`, or "" if its content must be read."""
+        real = str(path.resolve())
+        known, digest, *at = self.entries.get(_entry(real, now), (None, ""))
+        if known != now:
+            return ""
+        fresh = now[0] > LARGE_BYTES and bool(at) and 0 <= time.time() - at[0] < DAY and not self.verify
+        return digest if not self.again or fresh or self.hashed.get(real) == now else ""
+
+    def _unknown(self, paths: Sequence[Path]) -> int:
+        """Return how many bytes of files are to be hashed; unreadable ones are reported when that is tried."""
+        size = 0
+        for path in paths:
+            with contextlib.suppress(OSError):
+                now = stamp(path)
+                size += 0 if self._known(path, now) else now[0]
+        return size
+
+    def remember(self, path: Path, digest: str, *, at: float = 0.0) -> None:
+        """Cache a file's hash for as long as its stamp does not change; `at`: when its content was read, if it was."""
+        now = stamp(path)
+        name = _entry(str(path.resolve()), now)
+        self.entries[name] = self.changed[name] = [now, digest, at]
 
     def save(self) -> None:
-        if self.changed and self.path.parents[1].is_dir():  # planning must not create a store
-            with contextlib.suppress(OSError):  # planning also works on a read-only store
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Add the new hashes to those that other processes have saved meanwhile."""
+        if not self.changed or not self.path.parents[1].is_dir():  # planning must not create a store
+            return
+        with contextlib.suppress(OSError):  # planning also works on a read-only store
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            until = time.monotonic() + WAIT_SECONDS * 20
+            while (lease := self.leases.take("hashes")) is None and time.monotonic() < until:
+                time.sleep(WAIT_SECONDS / 20)
+            try:
+                self._reload()
                 write_json(self.path, with_checksum(self.entries))
+                self.changed = {}
+            finally:
+                if lease:
+                    lease.release()
+
+    def _lease(self, key: str) -> Lease | contextlib.AbstractContextManager[None] | None:
+        try:
+            return self.leases.take(key)
+        except OSError:  # a read-only store: nobody can share anything there
+            return contextlib.nullcontext()
+
+
+def _entry(real: str, now: list[int]) -> str:
+    """Name a file in the cache: copies at one path on several machines differ in their inodes."""
+    return f"{now[3]}:{real}"
+
+
+def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield the files in groups of BATCH_BYTES or one file, the same in every process."""
+    batch: list[Path] = []
+    size = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            batch.append(path)
+            size += path.stat().st_size
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
 def _recorded(corpus: Corpus, store: Store, field: str, absent: Absent) -> str:

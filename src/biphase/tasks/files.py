@@ -192,10 +192,9 @@ def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
     memory = HashMemory(store, again=again)
     pinned = {part: place.address for part, place in _places(task).items() if isinstance(place, HubPlace)}
     local = {
-        part: [[path.name, memory.sha256(path)] for path in paths]
+        part: [[path.name, digest] for path, digest in zip(paths, memory.hashes(paths), strict=True)]
         for part, paths in local_files(task).items()
     }
-    memory.save()
     return content_key(pinned | local)
 
 

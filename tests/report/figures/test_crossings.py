@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from biphase import CATALOG, CLM, CORPORA, MLM, SIZES, WSD, Chunks, Finetune, Pretrain, Stage, Study
+from biphase.report import tables
 from biphase.report.estimates import estimate
-from biphase.report.figures.crossings import crossings_figure, crossings_table, gaps
+from biphase.report.figures.crossings import crossings_figure, gaps
 from biphase.report.statistics.curves import crossing, fit_each
 from biphase.store import Store
 
@@ -71,8 +72,8 @@ def test_gaps_are_those_that_were_put_in(gap_of):
     )
     paper = next(series for series in figure.panels[0].series if series.name == "paper")
     assert paper.y == pytest.approx((-6.41, 15.91, 20.68))
-    (row,) = crossings_table([gap]).rows
-    assert row[crossings_table([gap]).columns.index("steps")] == "400"
+    table = tables.crossings([gap])
+    assert table.rows[0][table.columns.index("steps")] == "400"
 
 
 @pytest.mark.parametrize(

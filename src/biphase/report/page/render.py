@@ -19,8 +19,8 @@ from typing import Any
 from markupsafe import Markup
 
 from biphase.report.content import Content, reading
-from biphase.report.figures import PALETTES, screen_height, script, specification
-from biphase.report.figures.description import PAPER
+from biphase.report.figures.description import PALETTES, PAPER
+from biphase.report.figures.vega import screen_height, script, specification
 from biphase.report.headline import Headline
 from biphase.report.pretraining import JobCost
 from biphase.report.provenance import RunSummary

@@ -872,6 +872,33 @@ MUTATIONS = [
         "faults/test_security.py::test_names_and_errors_are_escaped_on_the_page",
         "a study's name runs as a script",
     ),
+    # ------------------------------------------------------------ new models of any configuration
+    Mutation(
+        "new model is not probed",
+        "training/pretrain.py",
+        "if probed and isinstance(root.start, Config):",
+        "if not probed and isinstance(root.start, Config):",
+        "families/test_new_models.py::test_a_configuration_that_does_not_suit_is_refused_in_one_line",
+        "a model that cannot be packed or turned trains for hours",
+    ),
+    Mutation(
+        "window reaches one token further",
+        "attention.py",
+        "reach = sliding_window - 1",
+        "reach = sliding_window",
+        "families/test_new_models.py::test_a_new_model_follows_the_attention_pattern",
+        "transformers counts the token itself",
+        subtle=True,
+    ),
+    Mutation(
+        "end token begins as zero",
+        "models/hub.py",
+        'if getattr(table, "padding_idx", None) is not None:',
+        'if getattr(table, "padding_idx", None) is None:',
+        "families/test_new_models.py::test_weights_depend_on_the_seed_alone_and_no_token_begins_as_zero",
+        "a norm of zeros has a gradient hundreds of times too large",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ export
     Mutation(
         "export with causal attention",

@@ -197,10 +197,8 @@ def new_model(start: Config, *, vocab: int, mask_id: int = 0, pad_id: int = 0) -
             f"{source} cannot be built ({one_line(wrong)}); correct its fields, or give another architecture"
         ) from None
     table = model.get_input_embeddings()
-    if (
-        getattr(table, "padding_idx", None) is not None
-    ):  # zero, but often the end token too, which texts contain
-        with torch.no_grad():
+    if getattr(table, "padding_idx", None) is not None:
+        with torch.no_grad():  # torch sets it to zero, but it is often the end token too, which texts contain
             table.weight[pad_id] = torch.randn_like(table.weight[pad_id]) * table.weight.std()
     return model
 
@@ -210,19 +208,15 @@ def _new_config(start: Config, source: str, *, vocab: int, mask_id: int, pad_id:
     fields = start.fields
     kind = fields.pop("model_type")
     if kind not in CONFIG_MAPPING:
-        hint = difflib.get_close_matches(str(kind), CONFIG_MAPPING, n=1) or ["modernbert"]
-        raise ModelError(
-            f"{source}: transformers has no model_type {kind!r}; type one it has, such as {hint[0]!r}"
-        )
+        hint = difflib.get_close_matches(str(kind), CONFIG_MAPPING, n=1, cutoff=0)[0]
+        raise ModelError(f"{source}: transformers has no model_type {kind!r}; did you mean {hint!r}?")
     known = {*CONFIG_MAPPING[kind]().to_dict(), *CONFIG_MAPPING[kind].attribute_map}
     for name in fields.keys() - known:  # transformers ignores what it does not know, also in published files
         if close := difflib.get_close_matches(name, known, n=1, cutoff=0.85):
             raise ModelError(f"{source}: {kind} has no field {name!r}; did you mean {close[0]!r}?")
     config = AutoConfig.for_model(kind, **fields, vocab_size=vocab, use_cache=False)
-    ours = {
-        "mask_token_id": mask_id,
-        "pad_token_id": pad_id,
-    }  # the pad token also decides where positions begin
+    # In a few families the pad token also decides where positions begin.
+    ours = {"mask_token_id": mask_id, "pad_token_id": pad_id}
     for name in [name for name in config.to_dict() if name.endswith("_token_id")]:
         with contextlib.suppress(Exception):  # a few configurations require a number
             setattr(config, name, 0)

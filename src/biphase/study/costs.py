@@ -41,7 +41,9 @@ from biphase.tasks.files import local_files, on_hub
 from biphase.text import counted, short
 
 BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 Adam moments
-UNKNOWN_VOCAB = 50_021  # stands in for the size of a vocabulary that is not known yet
+COUNTED_VOCAB = (
+    50_021  # for counting a new model's matrices: no width is as long, so tables with vocab rows are seen
+)
 _LOOKUPS = ("emb", "wte", "wpe")  # name parts of matrices that are indexed, not multiplied
 
 
@@ -180,17 +182,16 @@ def shape_of_config(start: Config, vocab: int | None) -> ModelShape | None:
     from biphase.models.hub import narrowest, new_model
 
     with torch.device("meta"):
-        # No width is as long as this vocabulary, so that tables with vocab rows are told from other matrices.
-        model = new_model(start, vocab=UNKNOWN_VOCAB)
+        model = new_model(start, vocab=COUNTED_VOCAB)
     config, tensors = model.config, {name: list(weight.shape) for name, weight in model.named_parameters()}
     names = ("num_attention_heads", "head_dim", "hidden_size", "num_hidden_layers", "intermediate_size")
     try:
         fields = {name: getattr(config, name, None) for name in names}  # under these names in every family
-        shape = replace(_shape({**fields, "vocab_size": UNKNOWN_VOCAB}, tensors), vocab=vocab)
+        shape = replace(_shape({**fields, "vocab_size": COUNTED_VOCAB}, tensors), vocab=vocab)
     except Exception:  # widths that differ between layers: a few families raise errors of their own
         return None
-    wide = sum(math.prod(dims[1:]) for dims in tensors.values() if dims[0] == UNKNOWN_VOCAB)
-    every = sum(map(math.prod, tensors.values())) + wide * ((vocab or 0) - UNKNOWN_VOCAB)
+    wide = sum(math.prod(dims[1:]) for dims in tensors.values() if dims[0] == COUNTED_VOCAB)
+    every = sum(map(math.prod, tensors.values())) + wide * ((vocab or 0) - COUNTED_VOCAB)
     shape = replace(shape, blocks=every - shape.embedding - shape.head)
     kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * shape.layers
     window = getattr(config, "sliding_window", None) or narrowest(config)

@@ -18,6 +18,8 @@ Documents (`blocks`, `parse`), in a fixed order:
 
     txt              one file is one document
     jsonl(.gz|.zst)  one line is one document, its text in the field that the corpus names
+    csv, tsv         one row is one document, its text in the column that the corpus names, which the first row has;
+                     separators and quotes as `separated` says; also .gz and .zst
     parquet          one row is one document, its text in the column that the corpus names
 
 Errors at once: an unreadable file, an unknown file type, a missing column, no files, no documents. Skipped and counted,
@@ -33,6 +35,7 @@ Planning imports this module, so it imports pyarrow and huggingface_hub only whe
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import json
 import os
@@ -42,6 +45,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
@@ -55,7 +59,8 @@ from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store, read_checked, sha256, stamp, with_checksum, write_json
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+SEPARATED = tuple(f".{kind}{packed}" for kind in ("csv", "tsv") for packed in ("", ".gz", ".zst"))
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", *SEPARATED, ".parquet")
 _BUILTIN = "builtin:"
 
 
@@ -660,6 +665,8 @@ def blocks(
             with file.open() as raw:
                 if file.name.lower().endswith(".parquet"):
                     chunks = _parquet(corpus, file, raw, first)
+                elif file.name.lower().endswith(SEPARATED):
+                    chunks = _separated(corpus, file, raw, first)
                 else:
                     chunks = _lines(file, raw, first)
                 chunk = next(chunks, (first, []))  # a file without records is one empty block
@@ -682,12 +689,7 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Record
     if file.name.lower().endswith(".txt"):
         yield 0, [raw.read().removeprefix(_BOM)]
         return
-    codec = _CODECS.get(Path(file.name.lower()).suffix)
-    stream: Any = raw
-    if codec:
-        import pyarrow
-
-        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), codec)
+    stream = _unpacked(file, raw)
     number, rest = 0, [stream.read(BLOCK_BYTES).removeprefix(_BOM)]
     while rest[-1]:
         cut = rest[-1].rfind(b"\n") + 1
@@ -705,6 +707,79 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Record
         yield number, last
 
 
+def _unpacked(file: File, raw: IO[bytes]) -> Any:
+    codec = _CODECS.get(Path(file.name.lower()).suffix)
+    if not codec:
+        return raw
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), codec)
+
+
+def separated(stream: Iterator[str], *, tsv: bool) -> Any:
+    """Return a csv reader of a file's lines.
+
+    A tsv has tabs and no quotes, since stray ones are common. A csv has the usual quotes, and of `,;\t|` the separator
+    that gives its header the most columns.
+    """
+    csv.field_size_limit(2**31 - 1)  # documents are longer than the default limit of 128 KiB
+    if tsv:
+        return csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+    begin: list[str] = []
+    for line in stream:
+        begin.append(line)
+        if line.strip():
+            break
+
+    def columns(separator: str) -> int:
+        try:
+            return len(next(csv.reader(begin[-1:], delimiter=separator, strict=True), ()))
+        except csv.Error:
+            return 0
+
+    separator = max(",;\t|", key=columns)  # the first of equals
+    return csv.reader(chain(begin, stream), delimiter=separator, strict=True)
+
+
+def _text_lines(stream: Any) -> Iterator[str]:
+    """Yield lines of text; invalid UTF-8 is passed through, so that `parse` detects it per record."""
+    rest = stream.read(len(_BOM)).removeprefix(_BOM)
+    for chunk in chain(
+        iter(lambda: stream.read(BLOCK_BYTES), b""), [b"\n"]
+    ):  # the last line may lack its newline
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from ((line + b"\n").decode(errors="surrogateescape") for line in lines)
+
+
+def _separated(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
+    """Yield rows of the text column of a csv or tsv file as bytes; cells may hold line breaks, blank lines are no rows."""
+    stream = _unpacked(file, raw)  # freed with this frame: pyarrow's closes `raw`
+    rows = filter(
+        None, separated(_text_lines(stream), tsv=".tsv" in PurePosixPath(file.name.lower()).suffixes)
+    )
+    if not (header := next(rows, None)):
+        return
+    column = _column(corpus, file, header)
+    held: list[bytes | None] = []
+    size, start = 0, first
+    for number, row in enumerate(islice(rows, first, None), first + 1):
+        held.append(row[column].encode(errors="surrogateescape") if column < len(row) else None)
+        size += len(held[-1] or b"")
+        if size >= BLOCK_BYTES:
+            yield start, held
+            held, size, start = [], 0, number
+    if held:
+        yield start, held
+
+
+def _column(corpus: Corpus, file: File, names: list[str]) -> int:
+    """Return which column holds the text; raise DataError if none has the name that the corpus gives."""
+    if corpus.text not in names:
+        hint = nearest(corpus.text, names)
+        raise _refusal(corpus, f"{file.name} has no column {corpus.text!r}; {hint}")
+    return names.index(corpus.text)
+
+
 def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
     """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
     import pyarrow
@@ -712,9 +787,7 @@ def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
 
     table = parquet.ParquetFile(raw)
     schema = table.schema_arrow
-    if corpus.text not in schema.names:
-        hint = nearest(corpus.text, schema.names)
-        raise _refusal(corpus, f"{file.name} has no column {corpus.text!r}; {hint}")
+    _column(corpus, file, schema.names)
     kind = schema.field(corpus.text).type
     if not (types.is_string(kind) or types.is_large_string(kind)):
         why = f"column {corpus.text!r} of {file.name} is {kind}, not text"

@@ -267,8 +267,9 @@ class Examined:
 
 def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]:
     """Every claim that a report tests: those of papers, if the study pretrains two models or more, then its own."""
+    trained = sum(bool(model.recipe.spans) for model in study.models.values())
     pairs: list[tuple[Statement, Paper | None]] = [
-        (one, paper) for paper in papers for one in paper.statements if len(study.pretrained) > 1
+        (one, paper) for paper in papers for one in paper.statements if trained > 1
     ]
     beside = papers[0] if papers else None
     pairs += [(own_statement(study, claim), beside) for claim in study.plan.study.claims]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,8 +53,16 @@ def test_claims_of_papers_have_ids_of_their_own_and_say_what_they_need(name):
     others = [one.id for other in PAPERS if other != name for one in paper_named(other).statements]
     for one in paper_named(name).statements:
         assert one.id not in others
-        assert one.needs.startswith("needs ") and not one.needs.endswith(".")
+        assert one.needs.startswith("needs ")
+        assert not one.needs.endswith(".")
         assert one.paper
+
+
+@pytest.mark.parametrize("name", BUNDLED)
+def test_the_page_has_every_claim_as_it_is_tested(name):
+    page = (Path(__file__).parents[2] / "docs" / "papers.md").read_text(encoding="utf-8")
+    for one in paper_named(name).statements:
+        assert f"| {one.id} | {one.says} | {one.contrast} | {one.paper} |" in page, one.id
 
 
 def test_a_published_gain_stands_beside_the_model_it_was_published_for(plan_of, small):
@@ -143,7 +152,9 @@ def judged(small, evidence_of):
         named = {name for run in plan.study.runs for name in run.results}
         assert set(offsets) <= named
         # A model that the claim does not name may score anything, but not one of a set of which it takes all.
-        others = {result: 0.0 if "-x" in result or result == "mlm" else draw.effect(-20, 20) for result in named}
+        others = {
+            result: 0.0 if "-x" in result or result == "mlm" else draw.effect(-20, 20) for result in named
+        }
         noise = draw.chance.uniform(0.03, 0.08)
         tilt = {result: draw.effect(-4, 4) for result in named}  # alike on average over tasks, not on each
 
@@ -242,12 +253,15 @@ def test_models_that_differ_in_anything_but_what_is_named_are_not_compared(plan_
 
 
 def test_cases_are_told_apart_by_what_differs(plan_of, run, grid):
-    longer = [replace(one, name=f"{one.name}-24", stages=(replace(one.stages[0], steps=24),)) for one in both(run)]
+    longer = [
+        replace(one, name=f"{one.name}-24", stages=(replace(one.stages[0], steps=24),)) for one in both(run)
+    ]
     titles = [title for title, _ in compared(plan_of, (*both(run), *longer), grid)]
     assert titles == ["1m · 20 steps", "1m · 24 steps"]
     twice = (*both(run), *both(run, "-256", batch_tokens=256))
     titles = [title for title, _ in compared(plan_of, twice, grid)]
-    assert len(set(titles)) == 2 and all(title.startswith("1m · (setting ") for title in titles)
+    assert len(set(titles)) == 2
+    assert all(title.startswith("1m · (setting ") for title in titles)
 
 
 def test_only_the_ends_of_equally_based_runs_are_compared(plan_of, run, grid):

@@ -499,7 +499,9 @@ class Which:
 
     def choose(self, models: list[Model], study: ComparableModels) -> Chosen:
         """The models of these that fit; None if there are too few."""
-        found = [model for model in models if self.fits(model.recipe, run_of(study.plan, model.results[0])[0])]
+        found = [
+            model for model in models if self.fits(model.recipe, run_of(study.plan, model.results[0])[0])
+        ]
         found.sort(key=lambda model: self.order(model.recipe))
         if self.at_least:
             return tuple(found) if len(found) >= self.at_least else None
@@ -519,19 +521,25 @@ class Compare:
     ignoring: tuple[str, ...] = ()
 
     def cases(self, study: ComparableModels) -> list[Case]:
-        alike_models: dict[Any, list[Model]] = {}
+        sets: dict[Any, list[Model]] = {}
         for model in study.models.values():
             if model.recipe.final and model.recipe.spans:
-                alike_models.setdefault(self._key(model.recipe, model, study), []).append(model)
+                sets.setdefault(self._key(model.recipe, model, study), []).append(model)
         cases = []
-        for models in alike_models.values():
-            chosen = tuple(which.choose(models, study) for which in self.models)
+        for members in sets.values():
+            chosen = tuple(which.choose(members, study) for which in self.models)
             if None not in chosen:
-                cases.append((models[0], chosen))
+                cases.append((members[0], chosen))
         about = self._about([model for model, _ in cases], study)
         names = tuple(which.name for which in self.models)
         return [
-            Case(study, ModelGroup(model.recipe.size, None, text, (), frozenset()), chosen, names, (model.recipe.own_steps,))
+            Case(
+                study,
+                ModelGroup(model.recipe.size, None, text, (), frozenset()),
+                chosen,
+                names,
+                (model.recipe.own_steps,),
+            )
             for (model, chosen), text in zip(cases, about, strict=True)
         ]
 

@@ -558,7 +558,11 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
     for family, names in study.families.items():
         theirs = paper.tasks.get(family, ())
         if used & set(names) and set(names) != set(theirs):
-            mean = f"the paper's is the mean of {listed(list(theirs))}" if theirs else "the paper has none of these"
+            mean = (
+                f"the paper's is the mean of {listed(list(theirs))}"
+                if theirs
+                else "the paper has none of these"
+            )
             yield f"{family} here is {listed(list(names))}; {mean}."
     # Families whose metric is the same under every protocol
     same = [short for short, family in FAMILIES.items() if len(set(family.selects.values())) == 1]

@@ -69,7 +69,12 @@ def brief(plan: Plan, bill: Bill) -> str:
     """Return runs, tokens, hours and disk of the whole plan in one line."""
     every = costs(plan)
     disk = [] if every.disk is None else [f"{si(every.disk)}B of disk"]
-    parts = [counted(len(plan.study.runs), "run"), f"{short(every.tokens)} tokens", *_hours_parts(plan, bill), *disk]
+    parts = [
+        counted(len(plan.study.runs), "run"),
+        f"{short(every.tokens)} tokens",
+        *_hours_parts(plan, bill),
+        *disk,
+    ]
     return " · ".join(parts)
 
 

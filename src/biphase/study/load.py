@@ -84,7 +84,9 @@ def load(path: Path | str) -> LoadedStudy:
 
 def studies_of(paper: str) -> list[str]:
     """Return what to type for the studies that come with a paper: papers/NAME, papers/NAME/small, papers/NAME/gpu."""
-    return [f"papers/{paper}{variant and '/'}{variant}" for variant in VARIANTS if _study_file(paper).is_file()]
+    return [
+        f"papers/{paper}{variant and '/'}{variant}" for variant in VARIANTS if _study_file(paper).is_file()
+    ]
 
 
 def _study_file(paper: str) -> Path:

@@ -10,6 +10,7 @@ causal, or the MLM phase is as long as the causal one.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Chunks, Finetune, Hub, Pretrain, Rows, Stage, Study
 from biphase.papers.material import pubmed, task, text
@@ -20,20 +21,22 @@ LAYERS = 22  # of ModernBERT-base: the paper freezes 0 to 7, the lower third, an
 DETOUR, EVEN = 10 / 11, 1 / 2  # of the steps, before MLM: 50B of 55B tokens, and as many as of MLM
 
 
-def detours(start, steps, peak, warmup, layers, **common):
+def detours(
+    start: Pretrain | Hub, steps: int, peak: float, warmup: float, layers: int, **fields: Any
+) -> tuple[Pretrain, ...]:
     """MLM throughout, and every detour of the paper, from one start."""
     low, mid = round(layers * 8 / LAYERS), round(layers * 15 / LAYERS)
     schedule = WSD(peak, warmup=warmup, decay=steps - round(steps * DETOUR), shape="1-sqrt", floor=0.1)
-    common = {"start": start, "schedule": schedule} | common
+    common: dict[str, Any] = {"start": start, "schedule": schedule} | fields
 
-    def detour(name, share=DETOUR, freeze=()):
+    def detour(name: str, share: float = DETOUR, freeze: tuple[str, ...] = ()) -> Pretrain:
         causal = round(steps * share)
         stages = Stage(CLM(), causal, freeze=freeze), Stage(MASKED, steps - causal)
         return Pretrain(f"{name}{mark}", stages=stages, **common)
 
     mark = start.name.removeprefix("base") if isinstance(start, Pretrain) else ""
     return (
-        Pretrain(f"mlm{mark}", stages=Stage(MASKED, steps), **common),
+        Pretrain(f"mlm{mark}", stages=(Stage(MASKED, steps),), **common),
         detour("detour"),
         detour("detour-even", EVEN),
         detour("frozen-low", freeze=(f"layers[:{low}]",)),
@@ -51,7 +54,9 @@ study = Study(
         peak=2e-4,
         warmup=0.02,
         layers=LAYERS,
-        corpus=replace(pubmed("pubmed"), tokenizer=Pretrained(modernbert.source, revision=modernbert.revision)),
+        corpus=replace(
+            pubmed("pubmed"), tokenizer=Pretrained(modernbert.source, revision=modernbert.revision)
+        ),
         packing=Rows(8_192),
         batch_tokens=BATCH,
         optimizer=AdamW(betas=(0.9, 0.98)),
@@ -60,35 +65,35 @@ study = Study(
     Finetune(
         tuple(CATALOG[name] for name in ("scifact", "mnli", "conll2003")),
         lrs=(2e-5, 5e-5, 1e-4),
-        seeds=range(9),
+        seeds=tuple(range(9)),
         protocol="standard",
     ),
     papers=("detour",),
 )
 
 
-def base(name, steps, peak, **fields):
+def base(name: str, steps: int, peak: float, **fields: Any) -> Pretrain:
     """The encoder that is adapted in the small studies: MLM 30% as in ModernBERT, decayed."""
     schedule = WSD(peak, warmup=0.05, decay=0.1)
-    return Pretrain(name, stages=Stage(MLM(0.3), steps), schedule=schedule, **fields)
+    return Pretrain(name, stages=(Stage(MLM(0.3), steps),), schedule=schedule, **fields)
 
 
 tiny = base(
     "base",
-    90,
+    160,
     3e-3,
     start=SIZES["1m"],
     corpus="builtin",
     packing=Chunks(128),
-    batch_tokens=2_048,
-    heldout_every=30,
+    batch_tokens=1_024,
+    heldout_every=80,
     heldout_tokens=4_096,
 )
 small = Study(
     "detour-small",
-    (tiny, *detours(tiny, 66, 2e-3, 4, SIZES["1m"].layers, optimizer_state="reset")),
+    (tiny, *detours(tiny, 110, 2e-3, 4, SIZES["1m"].layers, optimizer_state="reset")),
     Finetune(
-        (replace(CATALOG["sources-mini"], steps=10, batch=16), replace(CATALOG["wikiann-mini"], steps=15)),
+        (replace(CATALOG["sources-mini"], steps=14, batch=16), replace(CATALOG["wikiann-mini"], steps=20)),
         lrs=(4e-3,),
         seeds=(0, 1, 2),
         protocol="standard",
@@ -104,7 +109,7 @@ life = text("life", "elife-*.jsonl.zst", hub=pubmed("life"))
 general = text("general", "[bfostw]*-*.jsonl.zst")
 
 
-def on_gpu(seed):
+def on_gpu(seed: int) -> tuple[Pretrain, ...]:
     made = base(
         f"base-s{seed}",
         STEPS,

@@ -44,7 +44,7 @@ def objective(share):
     """Causal for a share of the rows."""
     if share in (0, 1):
         return CLM() if share else DIFFUSION
-    return Mix({CLM(): share, DIFFUSION: 1 - share}, weights={CLM(): 2})
+    return Mix(((CLM(), share), (DIFFUSION, 1 - share)), weights=((CLM(), 2.0),))
 
 
 def grid(shares, repetitions, tokens, corpus, steps, **common):
@@ -54,7 +54,7 @@ def grid(shares, repetitions, tokens, corpus, steps, **common):
         limited = replace(corpus, name=f"{corpus.name}-x{times}", tokens=tokens // times if times > 1 else 0)
         for share in shares:
             name = f"ar{share * 100:.6g}-x{times}"
-            runs.append(Pretrain(name, corpus=limited, stages=Stage(objective(share), steps), **common))
+            runs.append(Pretrain(name, corpus=limited, stages=(Stage(objective(share), steps),), **common))
     return tuple(runs)
 
 
@@ -69,7 +69,14 @@ study = Study(
         replace(CORPORA["fineweb-edu"], name="fineweb-edu", tokenizer=BPE(51_200)),
         STEPS,
         start=Size(
-            "470m", layers=24, hidden=1_024, heads=16, kv_heads=16, ffn=3_554, rope_base=160_000.0, norm_eps=1e-7
+            "470m",
+            layers=24,
+            hidden=1_024,
+            heads=16,
+            kv_heads=16,
+            ffn=3_554,
+            rope_base=160_000.0,
+            norm_eps=1e-7,
         ),
         packing=Rows(2_048),
         batch_tokens=BATCH,
@@ -86,19 +93,19 @@ small = Study(
     grid(
         (0, 1 / 2, 15 / 16, 1),
         (1, 16),
-        160 * 2_048,
+        120 * 1_024,
         CORPORA["builtin"],
-        96,
+        120,
         start=SIZES["1m"],
         packing=Chunks(128),
-        batch_tokens=2_048,
+        batch_tokens=1_024,
         schedule=WSD(3e-3, warmup=8, decay=0.25),
         z_loss=1e-4,
-        heldout_every=48,
+        heldout_every=60,
         heldout_tokens=4_096,
     ),
     Finetune(
-        (replace(CATALOG["sources-mini"], steps=10, batch=16), replace(CATALOG["wikiann-mini"], steps=15)),
+        (replace(CATALOG["sources-mini"], steps=14, batch=16), replace(CATALOG["wikiann-mini"], steps=20)),
         lrs=(4e-3,),
         seeds=(0, 1, 2),
         protocol="standard",

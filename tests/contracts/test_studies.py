@@ -29,7 +29,7 @@ def planned(name: str) -> Plan:
     return make_plan(loaded.study, OUTSIDE, loaded.question)
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=str)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
     loaded = load(path)
     assert loaded.question
@@ -41,7 +41,7 @@ def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
     assert make_plan(back.study, OUTSIDE, back.question).to_json() == plan.to_json()
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=str)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_study_is_printed_on_the_page(path):
     plan = planned(str(path))
     claims = verdicts.render(verdicts.prospects(plan, None, papers_of(plan.study)))

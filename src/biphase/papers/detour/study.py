@@ -12,8 +12,8 @@ causal, or the MLM phase is as long as the causal one.
 from dataclasses import replace
 from typing import Any
 
-from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Chunks, Finetune, Hub, Pretrain, Rows, Stage, Study
-from biphase.papers.material import pubmed, task, text
+from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Finetune, Hub, Pretrain, Rows, Stage, Study
+from biphase.papers.material import GPU, TINY, finetune_gpu, finetune_tiny, pubmed, text
 from biphase.specs import Pretrained
 
 MASKED = MLM(0.15)
@@ -78,27 +78,11 @@ def base(name: str, steps: int, peak: float, **fields: Any) -> Pretrain:
     return Pretrain(name, stages=(Stage(MLM(0.3), steps),), schedule=schedule, **fields)
 
 
-tiny = base(
-    "base",
-    160,
-    3e-3,
-    start=SIZES["1m"],
-    corpus="builtin",
-    packing=Chunks(128),
-    batch_tokens=1_024,
-    heldout_every=80,
-    heldout_tokens=4_096,
-)
+tiny = base("base", 160, 3e-3, corpus="builtin", **TINY)
 small = Study(
     "detour-small",
     (tiny, *detours(tiny, 110, 2e-3, 4, SIZES["1m"].layers, optimizer_state="reset")),
-    Finetune(
-        (replace(CATALOG["sources-mini"], steps=14, batch=16), replace(CATALOG["wikiann-mini"], steps=20)),
-        lrs=(4e-3,),
-        seeds=(0, 1, 2),
-        protocol="standard",
-        precision="fp32",  # a laptop's CPU computes bf16 slowly
-    ),
+    finetune_tiny(),
     papers=("detour",),
     effect=2.0,
 )
@@ -110,19 +94,7 @@ general = text("general", "[bfostw]*-*.jsonl.zst")
 
 
 def on_gpu(seed: int) -> tuple[Pretrain, ...]:
-    made = base(
-        f"base-s{seed}",
-        STEPS,
-        2e-3,
-        start=SIZES["30m"],
-        corpus=general,
-        packing=Chunks(256),
-        batch_tokens=128 * 256,
-        precision="bf16",
-        seed=seed,
-        heldout_every=400,
-        heldout_tokens=200_000,
-    )
+    made = base(f"base-s{seed}", STEPS, 2e-3, corpus=general, seed=seed, **GPU)
     adapted = {"corpus": life, "data": "restart", "optimizer_state": "reset"}
     return made, *detours(made, ADAPTING, 1e-3, 40, SIZES["30m"].layers, **adapted)
 
@@ -130,15 +102,6 @@ def on_gpu(seed: int) -> tuple[Pretrain, ...]:
 gpu = Study(
     "detour-gpu",
     tuple(run for seed in SEEDS for run in on_gpu(seed)),
-    Finetune(
-        (
-            task("scifact", steps=300),
-            task("mnli"),
-            task("conll2003"),
-        ),
-        lrs=(5e-4, 1e-3),
-        seeds=(0, 1),
-        protocol="standard",
-    ),
+    finetune_gpu(0, 1),
     papers=("detour",),
 )

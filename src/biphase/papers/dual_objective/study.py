@@ -13,21 +13,21 @@ encoders, which is another question: whether the share that suits prediction als
 """
 
 from dataclasses import replace
+from typing import Any
 
 from biphase import (  # fmt: skip
     BPE,
-    CATALOG,
     CLM,
     CORPORA,
     MNTP,
-    SIZES,
     TASKS,
     WSD,
     AdamW,
-    Chunks,
+    Corpus,
     Finetune,
     Mix,
     Muon,
+    Objective,
     Pretrain,
     Rows,
     Size,
@@ -35,19 +35,26 @@ from biphase import (  # fmt: skip
     Study,
     Uniform,
 )
-from biphase.papers.material import task, text
+from biphase.papers.material import GPU, TINY, finetune_gpu, finetune_tiny, text
 
 DIFFUSION = MNTP(Uniform(0, 1), weight="1/ratio")
 
 
-def objective(share):
+def objective(share: float) -> Objective:
     """Causal for a share of the rows."""
     if share in (0, 1):
         return CLM() if share else DIFFUSION
     return Mix(((CLM(), share), (DIFFUSION, 1 - share)), weights=((CLM(), 2.0),))
 
 
-def grid(shares, repetitions, tokens, corpus, steps, **common):
+def grid(
+    shares: tuple[float, ...],
+    repetitions: tuple[int, ...],
+    tokens: int,
+    corpus: Corpus,
+    steps: int,
+    **common: Any,
+) -> tuple[Pretrain, ...]:
     """One run for each share and number of repetitions; a corpus that is not repeated is taken as it is."""
     runs = []
     for times in repetitions:
@@ -96,48 +103,28 @@ small = Study(
         120 * 1_024,
         CORPORA["builtin"],
         120,
-        start=SIZES["1m"],
-        packing=Chunks(128),
-        batch_tokens=1_024,
         schedule=WSD(3e-3, warmup=8, decay=0.25),
         z_loss=1e-4,
-        heldout_every=60,
-        heldout_tokens=4_096,
+        **TINY,
     ),
-    Finetune(
-        (replace(CATALOG["sources-mini"], steps=14, batch=16), replace(CATALOG["wikiann-mini"], steps=20)),
-        lrs=(4e-3,),
-        seeds=(0, 1, 2),
-        protocol="standard",
-        precision="fp32",  # a laptop's CPU computes bf16 slowly
-    ),
+    finetune_tiny(),
     papers=("dual_objective",),
     effect=2.0,
 )
 
-GPU_STEPS, ROWS, LENGTH = 1_600, 128, 256
+GPU_STEPS = 1_600
 gpu = Study(
     "dual-objective-gpu",
     grid(
         (0, 1 / 4, 3 / 4, 63 / 64, 1),
         (1, 16),
-        GPU_STEPS * ROWS * LENGTH,
+        GPU_STEPS * GPU["batch_tokens"],
         text("english"),
         GPU_STEPS,
-        start=SIZES["30m"],
-        packing=Chunks(LENGTH),
-        batch_tokens=ROWS * LENGTH,
         schedule=WSD(2e-3, warmup=0.05, decay=0.25),
-        precision="bf16",
         z_loss=1e-4,
-        heldout_every=400,
-        heldout_tokens=200_000,
+        **GPU,
     ),
-    Finetune(
-        (task("scifact", steps=300), task("mnli"), task("conll2003")),
-        lrs=(5e-4, 1e-3),
-        seeds=(0, 1, 2),
-        protocol="standard",
-    ),
+    finetune_gpu(0, 1, 2),
     papers=("dual_objective",),
 )

@@ -31,6 +31,7 @@ LAYERS = [
     {"bench"},
     {"doctor"},
     {"cli"},
+    {"workbench"},
     {"__main__"},
 ]
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}

@@ -1,21 +1,23 @@
 """biphase: pretrain text encoders with causal and masked objectives, and measure which is better."""
 
+import importlib
+
 from biphase import specs
 from biphase.catalog import CATALOG, PRESETS, TASKS
 from biphase.presets import CONFIGS, CORPORA, LLAMA3, SIZES, modernbert
 from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__
 
+# Imported when they are first used: `load` needs torch, and planning does not.
+LATER = {"Workbench": "biphase.workbench", "load": "biphase.models.backbone"}
+
 __all__ = [
-    *specs.__all__,
-    "CATALOG", "CONFIGS", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "load", "modernbert",  # noqa: F405
+    *specs.__all__, *LATER,
+    "CATALOG", "CONFIGS", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "modernbert",
 ]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:
-    """Import `load` when it is first used, because it needs torch and planning does not."""
-    if name != "load":
+    if name not in LATER:
         raise AttributeError(f"module 'biphase' has no attribute {name!r}")
-    from biphase.models.backbone import load
-
-    return load
+    return getattr(importlib.import_module(LATER[name]), name)

@@ -11,7 +11,17 @@ from biphase.version import __version__
 # Imported when they are first used: `load` needs torch, and planning does not.
 _LATER = {"Workbench": "biphase.workbench", "load": "biphase.models.backbone"}
 
-__all__ = [*specs.__all__, *_LATER, "CATALOG", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__"]
+__all__ = [
+    *specs.__all__,
+    *_LATER,
+    "CATALOG",
+    "CORPORA",
+    "LLAMA3",
+    "PRESETS",
+    "SIZES",
+    "TASKS",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:

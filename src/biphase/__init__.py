@@ -9,15 +9,24 @@ from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__
 
 # Imported when they are first used: `load` needs torch, and planning does not.
-LATER = {"Workbench": "biphase.workbench", "load": "biphase.models.backbone"}
+_LATER = {"Workbench": "biphase.workbench", "load": "biphase.models.backbone"}
 
 __all__ = [
-    *specs.__all__, *LATER,
-    "CATALOG", "CONFIGS", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "modernbert",
-]  # fmt: skip
+    *specs.__all__,
+    *_LATER,
+    "CATALOG",
+    "CONFIGS",
+    "CORPORA",
+    "LLAMA3",
+    "PRESETS",
+    "SIZES",
+    "TASKS",
+    "__version__",
+    "modernbert",
+]
 
 
 def __getattr__(name: str) -> object:
-    if name not in LATER:
+    if name not in _LATER:
         raise AttributeError(f"module 'biphase' has no attribute {name!r}")
-    return getattr(importlib.import_module(LATER[name]), name)
+    return getattr(importlib.import_module(_LATER[name]), name)

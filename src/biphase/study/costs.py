@@ -42,7 +42,7 @@ from biphase.text import counted, short
 
 BYTES_PER_PARAMETER = 12  # fp32 weights and two fp32 Adam moments
 COUNTED_VOCAB = (
-    50_021  # for counting a new model's matrices: no width is as long, so tables with vocab rows are seen
+    50_021  # to count a new model's matrices: as no width is equal, those with vocab rows stand out
 )
 _LOOKUPS = ("emb", "wte", "wpe")  # name parts of matrices that are indexed, not multiplied
 
@@ -198,7 +198,7 @@ def shape_of_config(start: Config, vocab: int | None) -> ModelShape | None:
     if not window:
         return shape
     windowed = sum("sliding" in kind or "chunked" in kind for kind in kinds)
-    # Such a layer attends to `window` tokens in each direction, both counting the token itself.
+    # `window` tokens in each direction, both counting the token itself; a few families leave it out of the number.
     return replace(shape, windowed=windowed, window=2 * window - 1)
 
 

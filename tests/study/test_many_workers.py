@@ -75,7 +75,7 @@ def test_a_worker_lists_no_folder_for_every_job(plan, finished, worker):
             listed.append(str(arguments[0]))
 
     sys.addaudithook(note)  # it cannot be removed
-    assert made.work().computed == 24 - 12, "two rates and two seeds of two tasks that are trained, for three models"
+    assert made.work().computed == 24, "two rates, two seeds and two tasks for three models"
     watching.clear()
     assert str(finished.trials) not in listed
     assert listed.count(str(finished.leases)) < 12, "once for each model and task, and where the worker begins"

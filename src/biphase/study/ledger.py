@@ -303,13 +303,16 @@ def tuning_grid(plan: Plan, model: str, task: Task, scored: Sequence[Task], scre
 def _finetuning(
     plan: Plan, model: str, task: Task, scored: Iterable[Task], lr: float, seed: int, share: float = 1.0
 ) -> FineTuning:
-    spec = plan.tuned[model]
-    key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed, share=share)
-    trials = tuple(
-        Trial(trial_key(key, plan.tasks[each.name], spec.pool(each)), each, spec.metric(each))
-        for each in scored
-    )
-    return FineTuning(key, model, task, lr, seed, trials, share)
+    known = model, task.name, lr, seed, share
+    if known not in plan.finetunings:  # a verb asks several times, and a key takes 100 µs
+        spec = plan.tuned[model]
+        key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed, share=share)
+        trials = tuple(
+            Trial(trial_key(key, plan.tasks[each.name], spec.pool(each)), each, spec.metric(each))
+            for each in scored
+        )
+        plan.finetunings[known] = FineTuning(key, model, task, lr, seed, trials, share)
+    return plan.finetunings[known]
 
 
 def finetunings(
@@ -619,11 +622,11 @@ def half_width(values: list[float]) -> float | None:
     """Return half of the 95% t-interval of a mean over seeds; None for one seed, or if all values are equal."""
     if len(values) < 2 or max(values) - min(values) <= ROUNDING:
         return None
-    from scipy.stats import t
+    from scipy.special import stdtrit  # scipy.stats takes a second to import
 
     mean = sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    return float(t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)) * math.sqrt(variance / len(values))
+    return float(stdtrit(len(values) - 1, (1 + CONFIDENCE) / 2)) * math.sqrt(variance / len(values))
 
 
 def with_interval(values: list[float], metric: str = "") -> str:

@@ -257,6 +257,11 @@ class Plan:
         whole, part = spec.part(on_the_way=False), spec.part(on_the_way=True)
         return {model: whole if model in ends else part for model in self.results.values()}
 
+    @cached_property
+    def finetunings(self) -> dict[tuple[object, ...], Any]:
+        """The fine-tunings whose keys were computed, which `ledger` fills."""
+        return {}
+
     @property
     def job_count(self) -> int:
         return len(self.jobs)

@@ -65,6 +65,7 @@ from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
 
 POLL_SECONDS = 1.0
+MOST_IDLE = 10  # polls that a worker without a job skips at most, after it has waited long
 KEPT_BYTES = 2**31  # largest pretrained model that stays in memory while others are fine-tuned
 
 
@@ -120,6 +121,7 @@ class Worker:
             self.live("")
 
     def _work(self) -> Outcome:
+        idle = 0
         while True:
             stopping = self.ranks.sum(self.options.stop())[0] > 0  # a stop of any rank applies to all
             lease, order = self._choose(stopping) if self.ranks.first else (None, None)
@@ -128,8 +130,12 @@ class Worker:
                 return self.outcome
             if order["do"] == "wait":
                 self.live("waiting for what other workers compute")
-                time.sleep(POLL_SECONDS)
+                idle = min(idle + 1, MOST_IDLE)  # a look reads the lease of every open job
+                for _ in range(idle):
+                    if not self.options.stop():
+                        time.sleep(POLL_SECONDS)
                 continue
+            idle = 0
             self.live("")
             try:
                 if order["do"] == "tune":

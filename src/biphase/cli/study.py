@@ -91,7 +91,12 @@ def run(
     store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
     for_time: ForTime = "",
-    processes: int = Option(1, min=1, help="processes that train together (torchrun)"),
+    processes: int = Option(1, min=1, help="processes that train together (torchrun), on each machine"),
+    nodes: int = Option(1, min=1, help="machines that train together; type the command on each"),
+    node: int = Option(0, min=0, help="with --nodes: which of them this is, from 0"),
+    head: str = Option(
+        "", metavar="HOST:PORT", help="with --nodes: address of node 0, and a free port there"
+    ),
     shard: str = Option(
         "none",
         metavar="none|full|hybrid[:K]",
@@ -120,8 +125,10 @@ def run(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     from biphase.cluster import launch
+    from biphase.cluster.machines import Machines
     from biphase.training.options import RuntimeOptions, Sharding
 
+    machines = Machines.named(nodes, node, head)
     plan, store, identities = planned(study_file, store_folder, ask=True, verify=verify)
     results = matching(plan, only)
     jobs = plan.needed_for(results)
@@ -135,7 +142,7 @@ def run(
             "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
         _submit(
-            plan, store, slurm, processes, with_store(study_file, store_folder), jobs=jobs, results=results,
+            plan, store, slurm, max(processes, nodes), with_store(study_file, store_folder), jobs=jobs, results=results,
             options=typed, sharding=sharding,
         )  # fmt: skip
         return
@@ -144,8 +151,8 @@ def run(
         compiled=compiled, deterministic=deterministic, sharding=sharding, recompute=recompute, quiet=quiet,
     )  # fmt: skip
     compute(
-        plan, store, identities, options, jobs=jobs, results=results, processes=processes, limit=limit,
-        command=f"run {with_store(study_file, store_folder)}" + ("" if only == "*" else f" --only {shlex.quote(only)}"),
+        plan, store, identities, options, jobs=jobs, results=results, processes=processes, machines=machines,
+        limit=limit, command=f"run {with_store(study_file, store_folder)}" + ("" if only == "*" else f" --only {shlex.quote(only)}"),
         study=with_store(study_file, store_folder),
     )  # fmt: skip
 
@@ -206,7 +213,7 @@ def _submit(plan: Plan, store: Store, profile: Path, processes: int, command_pat
 
     if processes > 1:
         raise SpecError(
-            f"--processes and --slurm do not go together; type processes = {processes} in {profile}"
+            f"--processes, --nodes and --slurm do not go together; type processes = {processes} or nodes = 2 in {profile}"
         )
     lines = submit_workers(plan, store, profile, **work)
     if lines:

@@ -142,7 +142,7 @@ def run(
             "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
         _submit(
-            plan, store, slurm, max(processes, nodes), with_store(study_file, store_folder), jobs=jobs, results=results,
+            plan, store, slurm, {"processes": processes, "nodes": nodes}, with_store(study_file, store_folder), jobs=jobs, results=results,
             options=typed, sharding=sharding,
         )  # fmt: skip
         return
@@ -206,15 +206,16 @@ def compute(
     run_plan(plan, store, identities, options, say=tell, summarize=summarize, **work)
 
 
-def _submit(plan: Plan, store: Store, profile: Path, processes: int, command_path: str, **work: Any) -> None:
+def _submit(
+    plan: Plan, store: Store, profile: Path, counts: dict[str, int], command_path: str, **work: Any
+) -> None:
     """Submit Slurm workers and print what was submitted; `work`: further arguments of `submit_workers`."""
     from biphase.errors import SpecError
     from biphase.study.worker import submit_workers
 
-    if processes > 1:
-        raise SpecError(
-            f"--processes, --nodes and --slurm do not go together; type processes = {processes} or nodes = 2 in {profile}"
-        )
+    for name, count in counts.items():
+        if count > 1:
+            raise SpecError(f"--{name} and --slurm do not go together; type {name} = {count} in {profile}")
     lines = submit_workers(plan, store, profile, **work)
     if lines:
         lines += [f"How it goes: biphase status {command_path}", f"To end it: biphase stop {command_path}"]

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from biphase.cluster.machines import SILENT_SECONDS, Machines, Watch, interface_to, meet
+from biphase.cluster.machines import RESUME, SILENT_SECONDS, Machines, Watch, interface_to, meet
 from biphase.errors import ClusterError, SpecError, one_line
 from biphase.leases import descendants, end_with_parent
 from biphase.text import printable
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 ERROR_FILE = "BIPHASE_ERROR_FILE"  # environment variable with the path of this launch's error file
-RESUME = "published results are complete: type the same command to resume"
 WORKER = "BIPHASE_WORKER"  # environment variable shared by the processes of one worker: its name
 LOST = 3  # exit code of a process that failed because another one has gone
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from torch.distributed import TCPStore
 
 VARIABLE = "BIPHASE_MACHINES"  # environment variable by which a launcher is told about the machines
+RESUME = "published results are complete: type the same command to resume"
 MEETING_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 30.0
@@ -300,7 +301,7 @@ class Watch:
                 self._send_and_read()
             except RuntimeError:  # torch's errors of the network
                 if not self.finished.wait(3 * BEAT_SECONDS):
-                    self._end(f"node 0 at {self.machines.head} has ended, so all were ended")
+                    self._end(f"node 0 at {self.machines.head} has ended, so all were ended; {RESUME}")
                 return
             self.heard = time.monotonic()
 
@@ -309,7 +310,7 @@ class Watch:
         while not self.finished.wait(BEAT_SECONDS):
             if time.monotonic() - self.heard > SILENT_SECONDS:
                 self._end(
-                    f"node 0 at {self.machines.head} has not answered for {SILENT_SECONDS:g} s, so all were ended"
+                    f"node 0 at {self.machines.head} has not answered for {SILENT_SECONDS:g} s, so all were ended; {RESUME}"
                 )
 
     def _send_and_read(self) -> None:
@@ -338,7 +339,9 @@ class Watch:
             if beat != before:
                 self.seen[facts["node"]] = beat, now
             elif beat != b"done" and now - since > SILENT_SECONDS:
-                self._announce(f"{_name(facts)} has not answered for {SILENT_SECONDS:g} s, so all were ended")
+                self._announce(
+                    f"{_name(facts)} has not answered for {SILENT_SECONDS:g} s, so all were ended; {RESUME}"
+                )
             states.append(beat.decode().partition(" ")[2])
         if all(state == "joining" for state in states):
             self.joining_since = self.joining_since or now

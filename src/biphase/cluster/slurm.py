@@ -210,7 +210,10 @@ exit "$code"
 # srun starts a launcher on each machine. A signal goes to them through Slurm: srun itself would end at once.
 ON_MACHINES = """\
 export BIPHASE_HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 20000))"
-srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 --kill-on-bad-exit=0 bash -c {line} &"""
+srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\
+  --kill-on-bad-exit=0 bash -c {line} &"""
+# By its number in the array, since the number of one of its jobs means the whole array.
+SIGNAL_MACHINES = 'scancel --quiet --signal="$1" "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
 
 
 def job_name(study: str, submission: str) -> str:
@@ -245,7 +248,7 @@ def job_script(profile: Profile, *, study: str, submission: str, jobs: int, argu
         threads=f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"' if threads else "",
         setup="\n".join(profile.setup) or ":",
         command=line if several else f"{line} &",
-        signal='scancel --quiet --signal="$1" "$SLURM_JOB_ID"' if several else 'kill -"$1" "$worker"',
+        signal=SIGNAL_MACHINES if several else 'kill -"$1" "$worker"',
         left=WORK_LEFT,
     )
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), body])

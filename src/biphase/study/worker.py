@@ -775,7 +775,9 @@ def submit_workers(
     there = f"{len(queue.jobs)} of {profile.jobs} jobs were there already" if queue.jobs else ""
     if missing <= 0:
         return [f"{there}; nothing submitted; for more workers raise jobs in {path}"]
-    each = f", {profile.together} processes in each" if profile.together > 1 else ""
+    parts = [f"{profile.nodes} machines"] if profile.nodes > 1 else []
+    parts += [f"{profile.together} processes"] if profile.together > 1 else []
+    each = f", {' of '.join(parts)} in each" if parts else ""
     submitted = f"submitted job {id}: {counted(missing, 'worker')}{each}; script and logs: {script.parent}"
     return [there, submitted] if there else [submitted]
 

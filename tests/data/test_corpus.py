@@ -368,8 +368,15 @@ def jsonl(texts) -> bytes:
     return "".join(json.dumps({"text": text}) + "\n" for text in texts).encode()
 
 
+def table(texts, separator) -> bytes:
+    lines = [["id", "text"], *enumerate(texts)]
+    return "".join(f"{number}{separator}{text}\n" for number, text in lines).encode()
+
+
 def write(path, texts):
     data, name = jsonl(texts), path.name
+    if ".csv" in name or ".tsv" in name:
+        data = table(texts, "\t" if ".tsv" in name else ",")
     if name.endswith(".parquet"):
         parquet.write_table(pyarrow.table({"id": range(len(texts)), "text": texts}), path, row_group_size=70)
     elif name.endswith(".zst"):
@@ -384,7 +391,9 @@ def read(source, start=FilePosition(), **fields):  # noqa: B008
     return [text for block in read for text, _ in parse(block, corpus.text, tally)], tally, read
 
 
-@pytest.mark.parametrize("suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet"])
+@pytest.mark.parametrize(
+    "suffix", ["jsonl", "jsonl.gz", "jsonl.zst", "parquet", "csv", "csv.gz", "tsv", "tsv.zst"]
+)
 def test_every_format_gives_every_document_in_order_from_any_block_on(tmp_path, suffix, monkeypatch):
     monkeypatch.setattr(corpora, "BLOCK_BYTES", 2000)  # many blocks
     write(tmp_path / f"a.{suffix}", TEXTS)
@@ -440,11 +449,27 @@ def test_bad_rows_of_parquet_are_skipped_and_counted(tmp_path):
     assert tally.first["invalid UTF-8"] == "a.parquet:3"
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "texts", "bad"),
+    [
+        ("a.csv", 'n,text\r\n1,"two\nlines, ""quoted"""\r\n\r\n2,b\r\n', ['two\nlines, "quoted"', "b"], {}),
+        ("a.csv", "\ufeff\nn;text;x\n1;a, b;\n2;c;\n", ["a, b", "c"], {}),
+        ("a.tsv", 'text\tn\na "stray quote\t1\nb, c\t2\n', ['a "stray quote', "b, c"], {}),
+        ("a.csv", b"text,n\n\xff,1\ngood,2\n,3\n", ["good"], {"invalid UTF-8": 1, "empty text": 1}),
+        ("a.csv", "n,text\n1,a\n2\n3,b", ["a", "b"], {"no text": 1}),
+    ],
+)
+def test_rows_of_separated_files_are_read_as_people_write_them(tmp_path, name, content, texts, bad):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    found, tally, _ = read(tmp_path)
+    assert (found, tally.skipped) == (texts, bad)
+
+
 def test_empty_files_are_counted(tmp_path):
-    for name in ("a.txt", "b.jsonl", "c.jsonl.zst"):
+    for name in ("a.txt", "b.jsonl", "c.jsonl.zst", "d.csv"):
         (tmp_path / name).touch()
     texts, tally, _ = read(tmp_path)
-    assert (texts, tally.bad) == ([], 3)
+    assert (texts, tally.bad) == ([], 4)
 
 
 @pytest.mark.parametrize(
@@ -453,6 +478,7 @@ def test_empty_files_are_counted(tmp_path):
         ("a.jsonl.zst", zstd(jsonl(TEXTS))[:-9]),
         ("a.jsonl.zst", b"this is not zstd"),
         ("a.jsonl.gz", gzip.compress(jsonl(TEXTS))[:-30]),
+        ("a.csv", b'text\n"the quote is never closed\n'),
         ("a.parquet", b"PAR1 not really"),
         ("a.parquet", b""),
     ],

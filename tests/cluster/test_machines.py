@@ -350,9 +350,13 @@ STAND_INS = {
     'for node in 0 1; do SLURM_NODEID=$node "$@" & pids="$pids $!"; done\n'
     'for pid in $pids; do wait "$pid"; code=$?; [ $code -le $worst ] || worst=$code; done; exit $worst',
     # Slurm signals every process of a step, not only those that it started.
-    "scancel": f'exec {sys.executable} -c "import os, sys; from biphase.leases import descendants\n'
-    'number = {"USR1": 10, "TERM": 15}[sys.argv[1]]\n'
-    '[os.kill(pid, number) for pid in descendants(int(open(os.environ["STEP"]).read()))]" "${2#--signal=}"',
+    "scancel": f"""exec {sys.executable} -c '
+import os, sys
+from biphase.leases import descendants
+number = {{"USR1": 10, "TERM": 15}}[sys.argv[1]]
+for pid in descendants(int(open(os.environ["STEP"]).read())):
+    os.kill(pid, number)
+' "${{2#--signal=}}"""",
 }
 
 

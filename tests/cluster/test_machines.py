@@ -356,7 +356,8 @@ from biphase.leases import descendants
 number = {{"USR1": 10, "TERM": 15}}[sys.argv[1]]
 for pid in descendants(int(open(os.environ["STEP"]).read())):
     os.kill(pid, number)
-' "${{2#--signal=}}"""",
+' "${{2#--signal=}}"
+""",
 }
 
 

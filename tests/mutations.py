@@ -442,6 +442,23 @@ MUTATIONS = [
         subtle=True,
     ),
     Mutation(
+        "a larger GPU's micro-batch is taken over",
+        "training/pretrain.py",
+        "adopted = same and (fits or self.options.deterministic)",
+        "adopted = same",
+        "training/test_pretrain.py::test_a_run_that_goes_on_elsewhere_takes_a_micro_batch_that_fits_and_records_both_machines",
+        "a resumed run needs more memory than the device has",
+    ),
+    Mutation(
+        "all workers go through the grids in one order",
+        "study/worker.py",
+        "key=lambda place: (crowd[place], place[0] != self.grid[0])",
+        "key=lambda place: place[0] != self.grid[0]",
+        "study/test_many_workers.py::test_workers_divide_models_and_tasks_among_them",
+        "every worker reads every model and dataset",
+        subtle=True,
+    ),
+    Mutation(
         "warmup of fine-tuning rounds down",
         "training/optimizer.py",
         "rising = math.ceil(warmup * steps)",

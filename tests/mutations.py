@@ -806,6 +806,15 @@ MUTATIONS = [
         subtle=True,
     ),
     Mutation(
+        "models of a claim of a paper with other hyperparameters",
+        "report/selectors.py",
+        "return recipe.size, recipe.shape, base, recipe.own_steps, setting",
+        "return recipe.size, recipe.shape, base, recipe.own_steps",
+        "report/test_papers.py::test_models_that_differ_in_anything_but_what_is_named_are_not_compared",
+        "a claim about objectives is judged by two learning rates",
+        subtle=True,
+    ),
+    Mutation(
         "best of three rates against one",
         "report/contrasts.py",
         "frozenset.intersection(*(evidence.grids[result, task].rates for result in results))",

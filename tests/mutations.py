@@ -392,8 +392,8 @@ MUTATIONS = [
     Mutation(
         "damaged checkpoint is loaded",
         "training/checkpoint.py",
-        '    verify(folder, only="model")\n',
-        '    verify(folder, only="optimizer")\n',
+        'files = verify(folder, only="model")\n',
+        'files = verify(folder, only="optimizer")\n',
         "training/test_pretrain.py::test_a_damaged_checkpoint_is_refused_not_used",
         "training goes on from flipped bits",
     ),

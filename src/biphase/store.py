@@ -41,6 +41,7 @@ from biphase.records import is_key
 
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"
+VISIBLE_SECONDS = 90.0  # NFS remembers for up to 60 s that a file was absent, unless it is mounted otherwise
 
 
 class Store:
@@ -341,6 +342,17 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} does not exist") from None
     except (ValueError, OSError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read ({error}); remove its folder and run again") from None
+
+
+def wait_for(appears: Callable[[], object], seconds: float = VISIBLE_SECONDS) -> bool:
+    """Wait until `appears()`, for what another machine has written and this one may not see yet; False: it did not."""
+    until, pause = time.monotonic() + seconds, 0.01
+    while not appears():
+        if time.monotonic() > until:
+            return False
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+    return True
 
 
 def sweep(folder: Path, pattern: str, seconds: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from functools import cache
 from pathlib import Path
 
@@ -13,6 +14,13 @@ def code_version() -> str:
     """Return 0.1.0, or 0.1.0+2a3f7c4 in a git checkout; uncommitted changes do not show."""
     commit = _commit(Path(__file__).resolve().parents[2] / ".git")
     return f"{__version__}+{commit[:7]}" if commit else __version__
+
+
+def source_hash() -> str:
+    """Return a hash of the source files, which also shows uncommitted changes."""
+    folder = Path(__file__).resolve().parent
+    files = sorted(folder.rglob("*.py"))
+    return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:12]
 
 
 def _commit(git: Path) -> str:

@@ -70,6 +70,16 @@ def test_every_field_of_a_profile_is_in_the_script(profile):
     assert "-m biphase run 'a b.json' &" in made
 
 
+def test_a_job_of_several_machines_starts_a_launcher_on_each(profile):
+    made = script(profile('nodes = 4\ngpus = 8\ncpus = 64\ncommand = "biphase"'))
+    options = {line.removeprefix("#SBATCH ") for line in made.splitlines() if line.startswith("#SBATCH")}
+    assert {"--nodes=4", "--ntasks-per-node=1", "--gres=gpu:8", "--cpus-per-task=64"} <= options
+    assert "--ntasks=1" not in options
+    assert "srun --nodes=4 --ntasks=4" in made
+    assert '--processes 8 --nodes 4 --node "$SLURM_NODEID" --head "$BIPHASE_HEAD"\' &\n' in made
+    assert 'kill -"$1"' not in made, "srun would end at once"
+
+
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90m", 5400), ("8h", 28_800), ("1-12:00:00", 129_600), ("00:20:30", 1230)]
 )
@@ -87,7 +97,7 @@ def test_times_are_written_as_ours_or_as_slurm_s(profile, text, seconds):
         ('time = "8m"\nwarning = "5m"', "warning"), ("gpus = 4\nprocesses = 2", "processes = 2"),
         ('gpu_type = "a100"', "gpus = 1"), ('memory = "64 GB"', "memory"), ("setup = [1]", "setup"),
         ('sbatch = ["exclude=node7"]', "exclude=node7"), ('sbatch = ["--array=0-9"]', "'jobs'"),
-        ('sbatch = ["-o out"]', "-o"), ('sbatch = ["-N2"]', "'processes'"), ('sbatch = ["-t5"]', "'time'"),
+        ('sbatch = ["-o out"]', "-o"), ('sbatch = ["-N2"]', "'nodes'"), ("nodes = 0", "nodes = 1"), ('sbatch = ["-t5"]', "'time'"),
         ('sbatch = ["--arr=0-9"]', "'jobs'"), ('sbatch = ["--exclude=node7 --array=0-9"]', "'jobs'"),
         ("sbatch = ['--comment=\"a']", "--comment"), ('sbatch = ["--"]', "'--'"), ('sbatch = [""]', "''"),
         ('sbatch = ["--exclude=a\\rb"]', "one line"), ('sbatch = ["--mem=1\\n#SBATCH --array=0-9"]', "one line"),
@@ -237,6 +247,8 @@ def typed(verb, small, study_file, store, tmp_path, monkeypatch):
         ("partitoin = 'gpu'", (), "'partition'"),
         ("processes = 9", (), "processes = 8"),
         ("jobs = 2", ("--processes", "2"), "processes = 2 in slurm.toml"),
+        ("jobs = 2", ("--nodes", "3", "--head", "n1:29400"), "nodes = 3 in slurm.toml"),
+        ("nodes = 3\nprocesses = 3", (), "processes = 2"),
         ("jobs = 2", (), "sbatch"),
         (None, (), "slurm.toml"),
     ],

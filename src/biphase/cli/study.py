@@ -117,7 +117,12 @@ def run(
     store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
     for_time: ForTime = "",
-    processes: int = Option(1, min=1, help="processes that train together (torchrun)"),
+    processes: int = Option(1, min=1, help="processes that train together (torchrun), on each machine"),
+    nodes: int = Option(1, min=1, help="machines that train together; type the command on each"),
+    node: int = Option(0, min=0, help="with --nodes: which of them this is, from 0"),
+    head: str = Option(
+        "", metavar="HOST:PORT", help="with --nodes: address of node 0, and a free port there"
+    ),
     shard: str = Option(
         "none",
         metavar="none|full|hybrid[:K]",
@@ -146,8 +151,10 @@ def run(
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
     from biphase.cluster import launch
+    from biphase.cluster.machines import Machines
     from biphase.training.options import RuntimeOptions, Sharding
 
+    machines = Machines.named(nodes, node, head)
     plan, store, identities = planned(study_file, store_folder, ask=True, verify=verify)
     results = matching(plan, only)
     jobs = plan.needed_for(results)
@@ -161,7 +168,7 @@ def run(
             "--shard": shard, "--recompute": recompute, "--quiet": quiet,
         }  # fmt: skip
         _submit(
-            plan, store, slurm, processes, with_store(study_file, store_folder), jobs=jobs, results=results,
+            plan, store, slurm, {"processes": processes, "nodes": nodes}, with_store(study_file, store_folder), jobs=jobs, results=results,
             options=typed, sharding=sharding,
         )  # fmt: skip
         return
@@ -170,8 +177,8 @@ def run(
         compiled=compiled, deterministic=deterministic, sharding=sharding, recompute=recompute, quiet=quiet,
     )  # fmt: skip
     compute(
-        plan, store, identities, options, jobs=jobs, results=results, processes=processes, limit=limit,
-        command=f"run {with_store(study_file, store_folder)}" + ("" if only == "*" else f" --only {shlex.quote(only)}"),
+        plan, store, identities, options, jobs=jobs, results=results, processes=processes, machines=machines,
+        limit=limit, command=f"run {with_store(study_file, store_folder)}" + ("" if only == "*" else f" --only {shlex.quote(only)}"),
         study=with_store(study_file, store_folder),
     )  # fmt: skip
 
@@ -225,15 +232,16 @@ def compute(
     run_plan(plan, store, identities, options, say=tell, summarize=summarize, **work)
 
 
-def _submit(plan: Plan, store: Store, profile: Path, processes: int, command_path: str, **work: Any) -> None:
+def _submit(
+    plan: Plan, store: Store, profile: Path, counts: dict[str, int], command_path: str, **work: Any
+) -> None:
     """Submit Slurm workers and print what was submitted; `work`: further arguments of `submit_workers`."""
     from biphase.errors import SpecError
     from biphase.study.worker import submit_workers
 
-    if processes > 1:
-        raise SpecError(
-            f"--processes and --slurm do not go together; type processes = {processes} in {profile}"
-        )
+    for name, count in counts.items():
+        if count > 1:
+            raise SpecError(f"--{name} and --slurm do not go together; type {name} = {count} in {profile}")
     lines = submit_workers(plan, store, profile, **work)
     if lines:
         lines += [f"How it goes: biphase status {command_path}", f"To end it: biphase stop {command_path}"]

@@ -1,12 +1,13 @@
-"""Starting and stopping work: signals, time limits, and several processes on one machine.
+"""Starting and stopping work: signals, time limits, and several processes on one machine or several.
 
     python -m biphase.cluster.launch N ARGUMENTS…      runs `biphase ARGUMENTS` in N processes
 
 `Stop` decides when a worker ends. `in_processes` runs a command in several processes that train together: a child
 process (`main`) calls torchrun and prints one error line instead of its traceback. The processes report to that parent
 through files, whose path is in the environment: `report_to_parent` leaves one error line, which the parent prints
-once; `note` records that a process began and how it ended, since torchrun reports only that there was a signal. When one process refuses its input or dies, torchrun ends the others, and the next start resumes from the last
-checkpoint.
+once; `note` records how far a process is and how it ended, since torchrun reports only that there was a signal. When
+one process refuses its input or dies, torchrun ends the others, and the next start resumes from the last checkpoint.
+With several machines, each has such a parent, and `cluster/machines.py` connects them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from biphase.errors import SpecError
+from biphase.cluster.machines import RESUME, SILENT_SECONDS, Machines, Watch, interface_to, meet
+from biphase.errors import ClusterError, SpecError, one_line
 from biphase.leases import descendants, end_with_parent
 from biphase.text import printable
 from biphase.training.options import Sharding
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
     from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 ERROR_FILE = "BIPHASE_ERROR_FILE"  # environment variable with the path of this launch's error file
-RESUME = "published results are complete: type the same command to resume"
+WORKER = "BIPHASE_WORKER"  # environment variable shared by the processes of one worker: its name
 LOST = 3  # exit code of a process that failed because another one has gone
 
 
@@ -52,11 +54,21 @@ def report_to_parent(line: str) -> bool:
     return Path(path).is_file()
 
 
-def note(event: Literal["begun", "ended"], text: str = "") -> None:
-    """Record that from now on a signal stops this process cleanly, or that it ended, and with which exit code."""
+def note(event: Literal["joining", "begun", "ended"], text: str = "") -> None:
+    """Record how far this process is.
+
+    joining: it connects to the others; begun: from now on a signal stops it cleanly; ended: with which exit code.
+    """
     path, rank = os.environ.get(ERROR_FILE), os.environ.get("RANK")
     if path and rank:
         Path(f"{path}.{event}.{rank}").write_text(text, encoding="utf-8")
+
+
+def states(path: Path, count: int) -> list[str]:
+    """Return how far each of `count` local processes is."""
+    noted = {event: len(list(path.parent.glob(f"{path.name}.{event}.*"))) for event in ("joining", "begun")}
+    begun, joining = noted["begun"], noted["joining"] - noted["begun"]
+    return ["begun"] * begun + ["joining"] * joining + ["starting"] * (count - begun - joining)
 
 
 def endings(path: Path) -> dict[int, int | None]:
@@ -71,7 +83,8 @@ def endings(path: Path) -> dict[int, int | None]:
 def has_lost(error: BaseException) -> bool:
     """Whether this process failed because another one has gone; then the parent reports the cause, not this process."""
     path, text = os.environ.get(ERROR_FILE), str(error)
-    return bool(path) and (Path(str(path)).is_file() or ("gloo" in text and "peer" in text))
+    gone = ("gloo" in text and "peer" in text) or "remote process" in text or "remote server" in text
+    return bool(path) and (Path(str(path)).is_file() or gone)
 
 
 # ---------------------------------------------------------------- stop and launch
@@ -97,16 +110,18 @@ def checkpoint_rule(text: str) -> tuple[int, float]:
     return (int(text.strip()), 0.0) if re.fullmatch(r"[1-9][0-9]*", text.strip()) else (0, seconds(text))
 
 
-def check_sharding(sharding: Sharding, processes: int, more: str = "--processes 2") -> None:
-    """Refuse sharding that this many processes on one machine cannot do.
+def check_sharding(
+    sharding: Sharding, processes: int, more: str = "--processes 2", *, machines: int = 1
+) -> None:
+    """Refuse sharding that `processes` on each of `machines` cannot do.
 
     `more`: the option that adds processes, for messages.
     """
     if sharding.kind == "none":
         return
-    if processes == 1:
+    if processes * machines == 1:
         raise SpecError(f"--shard {sharding}: there is one process; type {more}, or leave it out")
-    sharding.groups_of(processes, processes)
+    sharding.groups_of(processes * machines, processes)
 
 
 class Stop:
@@ -148,7 +163,7 @@ class Stop:
 
 
 def in_processes(count: int, arguments: list[str], variables: dict[str, str]) -> tuple[int, bool]:
-    """Run `biphase ARGUMENTS` in `count` processes that train together, by torchrun on this machine.
+    """Run `biphase ARGUMENTS` in `count` processes of this machine that train together, by torchrun.
 
     `variables` are added to their environment. Returns the exit code, and whether a warning (SIGUSR1) came.
     """
@@ -206,24 +221,59 @@ def _print_error(line: str) -> None:
 
 def main(count: int, arguments: list[str]) -> int:
     """Start the processes by torchrun, wait for them, and return the exit code."""
+    end_with_parent()
+    logging.disable()  # torchrun's log lines would hide the one line that matters
+    # Slurm signals every process of a step; a process that cannot stop cleanly yet must not die of the warning.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    machines = Machines.of_environment()
+    with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
+        path = Path(folder) / "error"
+        os.environ[ERROR_FILE] = str(path)
+        if machines.nodes == 1:
+            return _torchrun(["--standalone"], count, arguments, path)
+        try:
+            store, everyone = meet(machines)
+        except ClusterError as error:
+            _print_error(one_line(error))
+            return 2
+        os.environ[WORKER] = everyone[0]["worker"]
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface_to(machines.host, machines.port))
+        watch = Watch(machines, store, everyone, lambda: states(path, count), report_to_parent)
+        # torchrun would end only this machine's processes; all machines must stop after the same step.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, watch.signal)
+        nodes = [f"--nnodes={machines.nodes}", f"--node-rank={machines.node}", "--signals-to-handle=SIGHUP"]
+        address = [f"--master-addr={machines.host}", f"--master-port={machines.port}"]
+        code = _torchrun([*nodes, *address], count, arguments, path, watch)
+        watch.finish()
+        return code
+
+
+def _torchrun(
+    options: list[str], count: int, arguments: list[str], path: Path, watch: Watch | None = None
+) -> int:
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import main as torchrun
 
-    end_with_parent()
-    logging.disable()  # torchrun's log lines would hide the one line that matters
-    with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
-        path = Path(folder) / "error"
-        os.environ[ERROR_FILE] = str(path)
-        try:
-            torchrun(["--standalone", f"--nproc-per-node={count}", "-m", "biphase", *arguments])
-        except (SignalException, ChildFailedError) as ending:
-            if path.is_file():
-                _print_error(path.read_text(encoding="utf-8"))
-                return 2
-            if isinstance(ending, SignalException):
-                return _stopped(endings(path), ending.sigval)
-            return _died(ending.failures.values(), count)
+    try:
+        torchrun([*options, f"--nproc-per-node={count}", "-m", "--", "biphase", *arguments])
+    except (SignalException, ChildFailedError) as ending:
+        failures = list(ending.failures.values()) if isinstance(ending, ChildFailedError) else []
+        codes = {failure.exitcode for failure in failures}
+        if watch and codes == {LOST}:  # the reason is known on another machine
+            watch.ended.wait(SILENT_SECONDS + 5)
+        if path.is_file():
+            line, code = path.read_text(encoding="utf-8"), watch.code if watch else 2
+        elif isinstance(ending, SignalException):
+            return _stopped(endings(path), ending.sigval)
+        else:
+            line, code = _died(failures, count), 1
+        if line:
+            _print_error(line)
+        if watch and not watch.ended.is_set():
+            watch.announce(line or "a training job failed; see its line there", code)
+        return code
     return 0
 
 
@@ -235,8 +285,8 @@ def _stopped(codes: dict[int, int | None], number: int) -> int:
     return 1 if dead or any(codes.values()) else 128 + number
 
 
-def _died(failures: Iterable[ProcessFailure], count: int) -> int:
-    """Name the process that ended the others. With exit code 1 the worker has already reported the error itself."""
+def _died(failures: Iterable[ProcessFailure], count: int) -> str:
+    """Name the process that ended the others; "" if it has already reported the error itself (exit code 1)."""
 
     def order(failure: ProcessFailure) -> tuple[bool, int]:
         # Processes with these codes ended because of another one.
@@ -244,12 +294,11 @@ def _died(failures: Iterable[ProcessFailure], count: int) -> int:
 
     first = min(failures, key=order)
     if first.exitcode == 1:
-        return 1
+        return ""
     how = f"with exit code {first.exitcode}"
     if first.exitcode < 0:
         how = f"by {signal.Signals(-first.exitcode).name}"
-    _print_error(f"process {first.local_rank} of {count} was ended {how}, so all were; {RESUME}")
-    return 1
+    return f"process {first.local_rank} of {count} was ended {how}, so all were; {RESUME}"
 
 
 if __name__ == "__main__":

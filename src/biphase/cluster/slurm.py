@@ -14,6 +14,8 @@ profile:
 
 Every field has a default; an unknown field is refused with the nearest name.
 
+With `nodes` = 4 a job has four machines: `srun` starts one launcher on each, and they train together.
+
 Each job of the array is a worker that takes jobs from the store until none is left. Slurm sends a warning (SIGUSR1)
 to the script's shell before the time is up, and the shell passes it to the worker. The worker stops after its step
 with a checkpoint and reports by its exit code that work is left; then the script requeues itself.
@@ -49,7 +51,7 @@ OWN_OPTIONS = {
     "--array": "jobs", "-a": "jobs", "--time": "time", "-t": "time", "--signal": "warning", "--job-name": "", "-J": "",
     "--output": "", "-o": "", "--error": "", "-e": "", "--open-mode": "", "--requeue": "", "--no-requeue": "",
     "--chdir": "", "-D": "", "--wrap": "", "--parsable": "", "--wait": "", "-W": "", "--ntasks": "processes",
-    "-n": "processes", "--nodes": "processes", "-N": "processes",
+    "-n": "processes", "--nodes": "nodes", "-N": "nodes", "--ntasks-per-node": "processes",
 }  # fmt: skip
 
 
@@ -68,14 +70,15 @@ class Profile:
     gpu_type: str = ""
     cpus: int = 0  # 0: the partition's default
     memory: str = ""
-    processes: int = 0  # processes that train together; 0: one per GPU
+    nodes: int = 1  # machines of each job, which train together
+    processes: int = 0  # processes on each machine that train together; 0: one per GPU
     sbatch: tuple[str, ...] = ()  # further options, as written after #SBATCH
     setup: tuple[str, ...] = ()  # shell lines before the worker starts
     command: str = ""  # the `biphase` command in the job; empty: that of this Python
 
     @property
     def together(self) -> int:
-        """Number of processes of one worker."""
+        """Number of processes of one worker on each of its machines."""
         return self.processes or max(1, self.gpus)
 
     @property
@@ -89,7 +92,7 @@ class Profile:
     def check(self) -> None:
         for field in fields(self):  # values that would break the lines of the script
             value = getattr(self, field.name)
-            if isinstance(value, int) and value < (field.name == "jobs"):
+            if isinstance(value, int) and value < (field.name in ("jobs", "nodes")):
                 raise SpecError(f"{field.name} = {value} is too small; type for example {field.name} = 1")
             if isinstance(value, str) and re.search(r'["\x00-\x1f\x7f]', value):
                 raise SpecError(f"{field.name} must be one line without quotation marks, not {value!r}")
@@ -175,8 +178,9 @@ BODY = """\
 export {variable}={submission}
 {threads}
 worker='' warned='' stopped='' signalled=''
-trap 'signalled=1 warned=1; [ -z "$worker" ] || kill -USR1 "$worker" 2>/dev/null' USR1
-trap 'signalled=1 stopped=1; [ -z "$worker" ] || kill -TERM "$worker" 2>/dev/null' TERM
+pass_on() {{ [ -z "$worker" ] || {signal} 2>/dev/null; }}
+trap 'signalled=1 warned=1; pass_on USR1' USR1
+trap 'signalled=1 stopped=1; pass_on TERM' TERM
 
 requeue() {{
   echo "$(date '+%F %T') the time is nearly up and work is left: requeued"
@@ -189,18 +193,27 @@ set +e
 [ -z "$stopped" ] || exit 0
 [ -z "$warned" ] || requeue
 
-{command} &
+{command}
 worker=$!
 # Between fork and exec the child may lose a signal, and a signal before worker=$! was not forwarded: forward again.
 sleep 1
-[ -z "$warned" ] || kill -USR1 "$worker" 2>/dev/null
-[ -z "$stopped" ] || kill -TERM "$worker" 2>/dev/null
+[ -z "$warned" ] || pass_on USR1
+[ -z "$stopped" ] || pass_on TERM
 # A trapped signal interrupts wait.
 while :; do signalled=''; wait "$worker"; code=$?; [ -n "$signalled" ] || break; done
 # {left}: the worker was warned and stopped with work left. 138: killed by the warning (SIGUSR1) before it handled it.
 if [ "$code" = {left} ] || {{ [ "$code" = 138 ] && [ -n "$warned" ] && [ -z "$stopped" ]; }}; then requeue; fi
 exit "$code"
 """
+
+
+# srun starts a launcher on each machine. A signal goes to them through Slurm: srun itself would end at once.
+ON_MACHINES = """\
+export BIPHASE_HEAD="$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1):$((20000 + SLURM_JOB_ID % 20000))"
+srun --nodes={nodes} --ntasks={nodes} --ntasks-per-node=1 ${{SLURM_CPUS_PER_TASK:+--cpus-per-task=$SLURM_CPUS_PER_TASK}} \\
+  --kill-on-bad-exit=0 bash -c {line} &"""
+# By its number in the array, since the number of one of its jobs means the whole array.
+SIGNAL_MACHINES = 'scancel --quiet --signal="$1" "${SLURM_ARRAY_JOB_ID}_$SLURM_ARRAY_TASK_ID"'
 
 
 def job_name(study: str, submission: str) -> str:
@@ -217,20 +230,25 @@ def job_script(profile: Profile, *, study: str, submission: str, jobs: int, argu
         f"--signal=B:USR1@{profile.warning_seconds}",
         "--requeue",
         "--open-mode=append",
-        "--nodes=1",
-        "--ntasks=1",
+        f"--nodes={profile.nodes}",
+        *(["--ntasks-per-node=1"] if profile.nodes > 1 else ["--ntasks=1"]),
         *_resources(profile),
     ]
     biphase = profile.command or shlex.join([sys.executable, "-m", "biphase"])
     processes = ["--processes", str(profile.together)] if profile.together > 1 else []
     threads = max(1, profile.cpus // profile.together) if profile.cpus else 0
+    line, several = f"{biphase} {shlex.join([*arguments, *processes])}", profile.nodes > 1
+    if several:
+        line += f' --nodes {profile.nodes} --node "$SLURM_NODEID" --head "$BIPHASE_HEAD"'
+        line = ON_MACHINES.format(nodes=profile.nodes, line=shlex.quote(f"exec {line}"))
     body = BODY.format(
         study=" ".join(study.split()),
         variable=SUBMISSION,
         submission=submission,
         threads=f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{threads}}}"' if threads else "",
         setup="\n".join(profile.setup) or ":",
-        command=f"{biphase} {shlex.join([*arguments, *processes])}",
+        command=line if several else f"{line} &",
+        signal=SIGNAL_MACHINES if several else 'kill -"$1" "$worker"',
         left=WORK_LEFT,
     )
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), body])

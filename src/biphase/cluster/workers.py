@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from biphase.cluster import slurm
+from biphase.cluster.launch import WORKER
 from biphase.cluster.slurm import SUBMISSION
 from biphase.errors import ClusterError, StoreError
 from biphase.leases import SUFFIX, Holder, Lease, Leases, descendants, has_open
@@ -28,7 +29,6 @@ from biphase.text import counted, duration
 
 CHECK_SECONDS = 1.0
 HERE = "here"  # prefix of the names of workers that Slurm did not start
-WORKER = "BIPHASE_WORKER"  # environment variable shared by the processes of one worker: its name
 
 
 @dataclass(frozen=True)
@@ -89,10 +89,11 @@ class WorkerRegistry:
 class WorkerHeartbeat:
     """Registers this worker with its study until it leaves, and checks once a second whether it shall stop.
 
-    If several processes form one worker, the process that starts the others registers, and they use its name.
+    If several processes form one worker, the process that starts the others registers, and they use its name; on
+    several machines, the one of node 0.
     """
 
-    def __init__(self, store: Store, study: str) -> None:
+    def __init__(self, store: Store, study: str, *, node: int = 0) -> None:
         self._registry = WorkerRegistry(store, study)
         self.submission = os.environ.get(SUBMISSION, "")
         self._checked_at = -CHECK_SECONDS
@@ -100,7 +101,7 @@ class WorkerHeartbeat:
         self._lease: Lease | None = None
         rank = os.environ.get("RANK", "")
         self.worker = os.environ.get(WORKER, "") if rank else ""
-        if not self.worker and rank in ("", "0"):
+        if not self.worker and rank in ("", "0") and node == 0:
             self.worker = f"{self.submission or HERE}.{uuid.uuid4().hex[:12]}"
             self._registry.workers()
             self._lease = self._registry.leases.take(self.worker)

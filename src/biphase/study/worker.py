@@ -25,7 +25,9 @@ from typing import Any, NoReturn
 import torch
 
 from biphase.cluster import launch, slurm
-from biphase.cluster.workers import WORKER, WorkerHeartbeat, control
+from biphase.cluster.launch import WORKER
+from biphase.cluster.machines import ALONE, Machines
+from biphase.cluster.workers import WorkerHeartbeat, control
 from biphase.data.corpus import HashMemory
 from biphase.data.shards import Shards
 from biphase.data.tokenize import TakenOver, tokenize
@@ -63,6 +65,7 @@ from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
 from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
+from biphase.version import source_hash
 
 POLL_SECONDS = 1.0
 MOST_IDLE = 10  # polls that a worker without a job skips at most, after it has waited long
@@ -632,6 +635,7 @@ def run_plan(
     jobs: set[str],
     results: set[str],
     processes: int,
+    machines: Machines = ALONE,
     limit: float | None,
     say: Callable[[str], None],
     summarize: Callable[[Outcome], None],
@@ -639,32 +643,43 @@ def run_plan(
 ) -> NoReturn:
     """Compute the missing training jobs `jobs` and fine-tunings of the models `results`, and exit.
 
-    `limit`: seconds after which the worker stops. `summarize` prints the outcome. `describe_tasks`: also print what
-    each dataset was read as. With several processes, this one starts them with its own arguments, and waits.
+    `processes`: on each of the `machines`. `limit`: seconds after which the worker stops. `summarize` prints the
+    outcome. `describe_tasks`: also print what each dataset was read as. With several processes, this one starts those
+    of this machine with its own arguments, and waits.
     """
     child = "RANK" in os.environ  # one of several processes, whose parent has done all checks
     if not child:
         for description in check_tasks(plan, store, download=describe_tasks):
             if describe_tasks:
                 say("\n".join(description.lines()))
-        launch.check_sharding(options.sharding, processes)
-        if processes > 1:
+        launch.check_sharding(options.sharding, processes, machines=machines.nodes)
+        if processes * machines.nodes > 1:
             gpus = torch.cuda.device_count()
             if gpus and processes > gpus:
                 raise SpecError(
                     f"--processes {processes}: this machine has {gpus} GPUs; type --processes {gpus}"
                 )
-            _check_rows(processes, [plan.jobs[key].run for key in jobs], "--processes {}")
-    heartbeat = WorkerHeartbeat(store, plan.study.name)
-    if processes > 1 and not child:
+            _check_rows(processes, machines.nodes, [plan.jobs[key].run for key in jobs], "--processes {}")
+    heartbeat = WorkerHeartbeat(store, plan.study.name, node=machines.node)
+    if processes * machines.nodes > 1 and not child:
+        machines = replace(
+            machines,
+            folder=str(store.studies.resolve() / plan.study.name),
+            worker=heartbeat.worker,
+            alike=_alike(plan, options, processes, jobs | results),
+        )
         try:
-            code, warned = launch.in_processes(processes, sys.argv[1:], {WORKER: heartbeat.worker})
+            code, warned = launch.in_processes(
+                processes, sys.argv[1:], {WORKER: heartbeat.worker} | machines.variables()
+            )
         finally:
             heartbeat.leave()
         sys.exit(_exit_code(code, warned, plan, store, heartbeat, results))
     if child:
         end_with_parent()
+        launch.note("joining")
     ranks = distributed.join()
+    ranks.check()
     say = say if ranks.first else lambda text: None
     if ranks.first:
         save_plan(plan, store)
@@ -684,6 +699,21 @@ def run_plan(
     code = 1 if outcome.failed else 0
     launch.note("ended", str(code))
     distributed.leave(_exit_code(code, stop.warned, plan, store, heartbeat, results))
+
+
+def _alike(plan: Plan, options: RuntimeOptions, processes: int, chosen: set[str]) -> dict[str, str]:
+    """Return what must be equal on all machines that train together, by the name that a message gives it."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    versions = distributed.machine(device)
+    parts = ("micro_rows", "checkpoint_steps", "compiled", "deterministic", "sharding", "recompute")
+    return {
+        "biphase's source": source_hash(),
+        **{name: versions[name] for name in ("torch", "transformers")},
+        "the plan": content_key({"plan": plan.to_json()["jobs"], "chosen": sorted(chosen)})[:12],
+        "the kind of device": device.type,
+        "--processes": str(processes),
+        "the options of run": ", ".join(f"{name}={getattr(options, name)}" for name in parts),
+    }
 
 
 def _exit_code(
@@ -720,13 +750,15 @@ def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Des
     return descriptions
 
 
-def _check_rows(processes: int, runs: list[Pretrain], option: str) -> None:
-    """Refuse more processes than a step has rows; `option`: how the number of processes is typed."""
+def _check_rows(processes: int, machines: int, runs: list[Pretrain], option: str) -> None:
+    """Refuse more processes than a step has rows; `option`: how those of one of the `machines` are typed."""
+    on_each = f" on each of {machines} machines" if machines > 1 else ""
     for run in runs:
-        if run.rows_per_step < processes:
+        if run.rows_per_step < processes * machines:
+            most = run.rows_per_step // machines
             raise SpecError(
-                f"{option.format(processes)}: run {run.name!r} has {run.rows_per_step} rows a step, one for each at most; "
-                f"type {option.format(run.rows_per_step)}"
+                f"{option.format(processes)}{on_each}: run {run.name!r} has {run.rows_per_step} rows a step, one for "
+                f"each process at most; type {option.format(most) if most else 'fewer machines'}"
             )
 
 
@@ -745,8 +777,13 @@ def submit_workers(
     `options`: the runtime options of `run` as typed. Returns lines that say what was submitted; none if all is done.
     """
     profile = slurm.read_profile(path)
-    _check_rows(profile.together, [plan.jobs[key].run for key in jobs], f"profile {path}, processes = {{}}")
-    launch.check_sharding(sharding, profile.together, f"processes = 2 in {path}")
+    _check_rows(
+        profile.together,
+        profile.nodes,
+        [plan.jobs[key].run for key in jobs],
+        f"profile {path}, processes = {{}}",
+    )
+    launch.check_sharding(sharding, profile.together, f"processes = 2 in {path}", machines=profile.nodes)
     check_tasks(plan, store)
     if not work_left(plan, store, results):
         return []
@@ -763,7 +800,9 @@ def submit_workers(
     there = f"{len(queue.jobs)} of {profile.jobs} jobs were there already" if queue.jobs else ""
     if missing <= 0:
         return [f"{there}; nothing submitted; for more workers raise jobs in {path}"]
-    each = f", {profile.together} processes in each" if profile.together > 1 else ""
+    parts = [f"{profile.nodes} machines"] if profile.nodes > 1 else []
+    parts += [f"{profile.together} processes"] if profile.together > 1 else []
+    each = f", {' of '.join(parts)} in each" if parts else ""
     submitted = f"submitted job {id}: {counted(missing, 'worker')}{each}; script and logs: {script.parent}"
     return [there, submitted] if there else [submitted]
 

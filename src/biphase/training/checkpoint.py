@@ -31,7 +31,7 @@ import contextlib
 import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +45,9 @@ from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.models.backbone import LanguageModel
 from biphase.records import is_key
 from biphase.specs import Pretrain
-from biphase.store import Store, publish, verify, write_json
+from biphase.store import Store, publish, verify, wait_for, write_json
 from biphase.training import optimizer as adam
-from biphase.training.distributed import Placed, Ranks
+from biphase.training.distributed import ALONE, Placed, Ranks
 from biphase.training.tensors import RowRange, Tensors, join_parts, write_part, write_whole
 
 
@@ -78,13 +78,22 @@ class Progress:
             self.segments = [*self.segments, {"first_step": first_step, **now}]
 
 
-def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
-    """Load a checkpoint's weights into `model`, which must not be sharded, and return its progress."""
-    folder = store.checkpoints / key
-    verify(folder, only="model")
+def load_weights(store: Store, key: str, model: LanguageModel, ranks: Ranks = ALONE) -> Progress:
+    """Load a checkpoint's weights into `model`, which must not be sharded, and return its progress.
+
+    Of several processes the first reads them, and sends them to the others.
+    """
+    if ranks.first:
+        _read_weights(store.checkpoints / key, model)
+    ranks.equalize(model)
+    return Progress(**ranks.share(asdict(progress_of(store, key)) if ranks.first else None))
+
+
+def _read_weights(folder: Path, model: LanguageModel) -> None:
+    files = verify(folder, only="model")
     tensors: dict[str, Tensor] = dict(model.model.state_dict())
     try:
-        with Tensors(folder, "model") as saved, torch.no_grad():
+        with Tensors(folder, "model", files) as saved, torch.no_grad():
             shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
             unexpected = [name for name, shape in saved.shapes.items() if shapes.get(name) != shape]
             absent = _absent(tensors, set(tensors) - set(saved.shapes))
@@ -96,27 +105,43 @@ def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:
                 tensors[name].copy_(saved.whole(name))
     except (SafetensorError, KeyError) as wrong:
         raise StoreError(f"{folder} cannot be read ({wrong}); remove it and run the study again") from None
-    return progress_of(store, key)
 
 
-def load_optimizer_state(
-    store: Store, key: str, rows: dict[str, RowRange], optimizer: adam.AnyOptimizer
-) -> None:
-    """Load a checkpoint's optimizer state into `optimizer`, whose parameters are the given rows of the model's."""
-    folder = store.checkpoints / key
-    verify(folder, only="optimizer")
+def load_optimizer_state(store: Store, key: str, placed: Placed, ranks: Ranks = ALONE) -> None:
+    """Load a checkpoint's optimizer state into the optimizer of a placed model.
+
+    Of several processes with whole weights, the first reads it and sends it to the others. Of those of a sharded model
+    each reads its own rows, after one on each machine has verified them.
+    """
+    folder, rows = store.checkpoints / key, placed.rows
+    sends = placed.sharded is None and ranks.world > 1
+    if sends and not ranks.first:
+        sent = ranks.share(None)
+
+        def receive(kind: str, name: str) -> Tensor | None:
+            shape, dtype = sent.get(f"{kind}.{name}", (None, ""))
+            return None if shape is None else ranks.broadcast(torch.empty(shape, dtype=getattr(torch, dtype)))
+
+        adam.restore_optimizer_state(_tensors(rows), placed.optimizer, receive)
+        return
+    wait_for(lambda: ranks.first or store.has(folder))
+    files = verify(folder, only="optimizer", contents=ranks.verifies)
     try:
-        with Tensors(folder, "optimizer") as saved:
+        with Tensors(folder, "optimizer", files) as saved:
+            if sends:
+                dtypes = {name: str(dtype).removeprefix("torch.") for name, dtype in saved.dtypes.items()}
+                ranks.share({name: [shape, dtypes[name]] for name, shape in saved.shapes.items()})
 
             def read(kind: str, name: str) -> Tensor | None:
                 if f"{kind}.{name}" not in saved.shapes:
                     return None
                 part = rows[name]
                 if kind == "step" or tuple(part.tensor.shape) == part.whole:
-                    return saved.whole(f"{kind}.{name}")
+                    tensor = saved.whole(f"{kind}.{name}")
+                    return ranks.broadcast(tensor) if sends else tensor
                 return saved.rows(f"{kind}.{name}", part.first, part.first + len(part.tensor))
 
-            adam.restore_optimizer_state(_tensors(rows), optimizer, read)
+            adam.restore_optimizer_state(_tensors(rows), placed.optimizer, read)
     except (SafetensorError, KeyError) as wrong:
         raise StoreError(f"{folder} cannot be read ({wrong}); remove it and run the study again") from None
 
@@ -267,6 +292,7 @@ class Saver:
             if self.ranks.first:
                 then()
             return
+        wait_for((self.store.attempts / name).is_dir)
         now = _Unpublished(self.store.attempts / name, record, last and self.sharded is not None, then)
         try:
             if self.ranks.first if self.sharded is None else self.sharded.writes:
@@ -349,8 +375,10 @@ class Saver:
         if not self.ranks.first:
             return
         try:
+            for name in entries:  # those of other machines
+                wait_for((now.folder / name).is_file)
             for kind in SAVED_KINDS if now.whole else ():
-                parts, entries[f"{kind}.safetensors"] = join_parts(now.folder, kind)
+                parts, entries[f"{kind}.safetensors"] = join_parts(now.folder, kind, list(entries))
                 for path in parts:
                     path.unlink()
                     del entries[path.name]

@@ -68,6 +68,11 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
+    @property
+    def verifies(self) -> bool:
+        """Whether this process verifies files that every process of its machine reads."""
+        return self.first or os.environ.get("LOCAL_RANK", "0") == "0"
+
     def sum(self, *numbers: int) -> list[int]:
         """Sum integers over all processes, on the host."""
         if self.world == 1:
@@ -109,9 +114,46 @@ class Ranks:
         dist.all_gather(texts, padded)
         return [json.loads(bytes(text.tolist())) for text in texts]
 
+    @torch.no_grad()
+    def broadcast(self, tensor: Tensor) -> Tensor:
+        """Overwrite a tensor with the first process's bits, and return it."""
+        if self.world > 1 and tensor.numel():
+            whole = tensor.contiguous()
+            dist.broadcast(whole.reshape(-1).view(torch.uint8), src=0)
+            if whole is not tensor:
+                tensor.copy_(whole)
+        return tensor
+
+    def equalize(self, model: nn.Module) -> None:
+        """Give every process the first one's weights and buffers."""
+        for tensor in (*model.parameters(), *model.buffers()):
+            self.broadcast(tensor.detach())
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()
+
+    def check(self) -> None:
+        """Raise TrainingError if known numbers do not arrive as they were sent, on the device or on the host."""
+        if self.world == 1:
+            return
+        names = self.gather(platform.node())
+        for device in {torch.device("cpu"), self.device}:
+            sent = torch.arange(1, 65, dtype=torch.float64, device=device)
+            total = sent * (self.rank + 1)
+            parts = [torch.empty_like(sent) for _ in range(self.world)]
+            dist.all_gather(parts, total)
+            dist.all_reduce(total)
+            wrong = [rank for rank, part in enumerate(parts) if not torch.equal(part, sent * (rank + 1))]
+            if wrong or not torch.equal(total, sent * (self.world * (self.world + 1) // 2)):
+                whose = f"process {wrong[0]} on {names[wrong[0]]}" if wrong else "the sum of all"
+                raise TrainingError(
+                    f"known numbers arrived changed on {platform.node()} ({device.type}, {whose}); "
+                    "examine the network and the GPUs there"
+                )
+
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
 def join() -> Ranks:

@@ -528,6 +528,7 @@ class Pretraining:
         self.model = live.model if live else starting_model(run, self.shards, probed=nearest is None)
         self.progress = Progress(step=0, next_sample=run.origin_sample, joules=0.0)
         if nearest is None:
+            ranks.equalize(self.model)  # CPUs of other kinds round the initial weights otherwise
             self.placed = place(self.model, run, ranks, self.options)
             return []
         step, key = nearest
@@ -537,18 +538,18 @@ class Pretraining:
             if unchanged:
                 loaded = checkpoint.progress_of(store, key)
             else:
-                loaded = checkpoint.load_weights(store, key, self.model)
+                loaded = checkpoint.load_weights(store, key, self.model, ranks)
             self.placed = live.placed if live else place(self.model, run, ranks, self.options)
             if unchanged and live:
                 self.graphs = live.graphs
             if not unchanged:
                 self.placed.optimizer.state.clear()
                 if keeps:
-                    checkpoint.load_optimizer_state(store, key, self.placed.rows, self.placed.optimizer)
+                    checkpoint.load_optimizer_state(store, key, self.placed, ranks)
             if unchanged and live:  # a long run has megabytes of metrics
                 lines, self.texts = live.lines, live.texts
             else:
-                lines = checkpoint.metrics_of(store, key)
+                lines = checkpoint.metrics_of(store, key) if ranks.first else []
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.checkpoints / key).exists():
                 return self._load_nearest()  # another worker has passed and pruned it: look again

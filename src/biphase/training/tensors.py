@@ -130,10 +130,13 @@ class _TensorEntry:
 
 
 class Tensors:
-    """Reads the tensors of one kind in a folder: `with Tensors(folder, "model") as saved`."""
+    """Reads the tensors of one kind in a folder: `with Tensors(folder, "model", files) as saved`.
 
-    def __init__(self, folder: Path, kind: str) -> None:
-        self.folder, self.kind = folder, kind
+    `files`: the names in the folder, since a listing may be older than what other machines have written; None: list it.
+    """
+
+    def __init__(self, folder: Path, kind: str, files: Iterable[str] | None = None) -> None:
+        self.folder, self.kind, self.files = folder, kind, files
         self.shapes: dict[str, tuple[int, ...]] = {}
         self.dtypes: dict[str, torch.dtype] = {}
         self._entries: dict[str, list[_TensorEntry]] = {}
@@ -202,7 +205,8 @@ class Tensors:
 
     def _read_parts(self) -> None:
         named = re.compile(rf"{self.kind}-(\d+)-of-(\d+)\.json")
-        matches = [match for path in self.folder.glob("*.json") if (match := named.fullmatch(path.name))]
+        files = [path.name for path in self.folder.glob("*.json")] if self.files is None else self.files
+        matches = [match for name in files if (match := named.fullmatch(name))]
         indexes = {int(match[1]): self.folder / match[0] for match in matches}
         counts = {int(match[2]) for match in matches}
         if len(counts) != 1 or sorted(indexes) != list(range(counts.pop())):
@@ -229,9 +233,11 @@ class Tensors:
             self._note(name, whole, path.with_suffix(".safetensors"), first)
 
 
-def join_parts(folder: Path, kind: str) -> tuple[list[Path], dict[str, Any]]:
+def join_parts(
+    folder: Path, kind: str, files: Iterable[str] | None = None
+) -> tuple[list[Path], dict[str, Any]]:
     """Join parts into one file, a tensor at a time; return the parts and the file's manifest entry."""
-    with Tensors(folder, kind) as parts:
+    with Tensors(folder, kind, files) as parts:
         pending = {
             name: PendingTensor(shape, parts.dtypes[name], partial(parts.whole, name))
             for name, shape in parts.shapes.items()

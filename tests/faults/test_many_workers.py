@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from common import write_lines
 import torch
+from common import write_lines
 
 from biphase.data import corpus as corpora
 from biphase.data.corpus import HashMemory

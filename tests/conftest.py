@@ -9,11 +9,11 @@ os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
+from common import sentences, store_with, write_lines
 
 from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage, Study
 from biphase.records import encode
@@ -22,28 +22,13 @@ from biphase.store import Store, with_checksum, write_json
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 
 
-def sentences(count: int) -> list[str]:
-    """Documents with some structure to learn, each another one."""
-    subjects = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
-    verbs = ["sees", "likes", "crosses", "remembers", "paints"]
-    objects = ["the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds"]
-    made = []
-    for number in range(count):
-        parts = [
-            f"{subjects[(number * 7 + k) % 6]} {verbs[(number * 3 + k * 5) % 5]} {objects[(number + k * k) % 6]}"
-            for k in range(3 + number % 6)
-        ]
-        made.append(f"{'. '.join(parts)}. {number}")
-    return made
-
-
 @pytest.fixture(scope="session")
 def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
     """A small local corpus with a held-out file."""
     folder = tmp_path_factory.mktemp("text")
     documents = sentences(600)
     for name, some in (("train.jsonl", documents[:540]), ("heldout.jsonl", documents[540:])):
-        (folder / name).write_text("".join(json.dumps({"text": text}) + "\n" for text in some))
+        write_lines(folder / name, ({"text": text} for text in some))
     return Corpus("tiny", str(folder / "train.jsonl"), BPE(320), heldout="heldout.jsonl")
 
 
@@ -59,10 +44,7 @@ def shards(corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def store(tmp_path: Path, shards: Path) -> Store:
     """An empty store that already has the tiny corpus."""
-    made = Store(tmp_path / "store")
-    made.shards.mkdir(parents=True)
-    (made.shards / shards.name).symlink_to(shards)
-    return made
+    return store_with(shards, tmp_path / "store")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from common import toys, write_lines
 from typer.testing import CliRunner
 
 from biphase import CATALOG, CLM, MLM, WSD, Classify, Finetune, Retrieve, Stage, Study, Task, cli
@@ -223,10 +224,8 @@ def test_a_missing_store_is_refused_and_not_created(words, verb, study, store, t
 def tuned(tiny_run, study_file, tmp_path):
     """Writes the study file: 2 results × 2 trained tasks × 2 rates × seeds, and a task that borrows."""
     folder = tmp_path / "own"
-    folder.mkdir()
     for part, first in (("train", 0), ("test", 40)):
-        rows = ({"text": f"{('cat', 'river')[n % 2]} {n}", "label": n % 2} for n in range(first, first + 40))
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_lines(folder / f"{part}.jsonl", toys(40, first))
     facts = replace(CATALOG["scifact-mini"], steps=2, batch=4)
     facts = replace(facts, splits=replace(facts.splits, rows=(16, 6, 8)))
     untrained = replace(facts.splits, train="")

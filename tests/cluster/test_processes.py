@@ -10,11 +10,12 @@ import time
 from pathlib import Path
 
 import pytest
+from common import store_with
 from safetensors.torch import load_file
 
 from biphase.leases import process_start
 from biphase.specs import BPE, Corpus
-from biphase.store import Store, read_json, verify
+from biphase.store import read_json, verify
 
 pytestmark = pytest.mark.campaign
 
@@ -221,10 +222,7 @@ def apart(one, two):
 
 @pytest.fixture
 def other(shards, tmp_path):
-    made = Store(tmp_path / "calm")
-    made.shards.mkdir(parents=True)
-    (made.shards / shards.name).symlink_to(shards)
-    return made
+    return store_with(shards, tmp_path / "calm")
 
 
 @pytest.mark.parametrize("shard", ["none", "full"])

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import pytest
+from common import store_with
 from small_study import (
     JOBS,
     SHORT,
@@ -32,8 +33,7 @@ def place(slurm, corpus, shards, tmp_path) -> Path:
     """A folder with the study, a profile, and a store that has the corpus."""
     write_study(tmp_path, corpus.source, **SHORT)
     (tmp_path / "slurm.toml").write_text(PROFILE.format(jobs=3, time="10m", warning="10s"))
-    (tmp_path / "store" / "shards").mkdir(parents=True)
-    (tmp_path / "store" / "shards" / shards.name).symlink_to(shards)
+    store_with(shards, tmp_path / "store")
     return tmp_path
 
 

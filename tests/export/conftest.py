@@ -1,40 +1,29 @@
 """A tiny study that is trained and fine-tuned once, and its best result as an exported folder."""
 
-import json
 import os
 import shutil
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # `families.build` makes models of many families
+from common import BEASTS, store_with, toys, write_task
 
 from biphase import CATALOG, CLM, MLM, MNTP, WSD, Chunks, Finetune, Pretrain, Size, Stage, Study
 from biphase.specs import Answer, Classify, Splits, Tag, Task
 from biphase.store import Store, publish, read_json, write_json
 
 TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-SUBJECTS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
 
 
 def quiet(text):
     """Print nothing."""
 
 
-def texts(count, first=0):
-    return [
-        {"text": f"{SUBJECTS[n % 2][n % 3]} sees {SUBJECTS[n % 2][(n + 1) % 3]} {first + n}", "label": n % 2}
-        for n in range(count)
-    ]
-
-
 def tagged(count, first=0):
     rows = []
     for n in range(count):
-        words = f"today {SUBJECTS[n % 2][n % 3]} met {('Ann', 'Bob')[n % 2]} at {first + n}".split()
+        words = f"today {BEASTS[n % 2][n % 3]} met {('Ann', 'Bob')[n % 2]} at {first + n}".split()
         rows.append({"tokens": words, "tags": ["B-PER" if word in ("Ann", "Bob") else "O" for word in words]})
     return rows
 
@@ -50,11 +39,8 @@ def seen(count, first=0):
 
 
 def make_task(folder, name, form, rows, steps):
-    """A task with 40, 12 and 16 examples in files."""
-    (folder / name).mkdir()
-    for part, examples in (("train", rows(40)), ("validation", rows(12, 40)), ("test", rows(16, 60))):
-        (folder / name / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in examples))
-    return Task(name, form, str(folder / name), Splits(validation="validation*"), steps=steps, batch=8)
+    source = str(write_task(folder / name, rows))
+    return Task(name, form, source, Splits(validation="validation*"), steps=steps, batch=8)
 
 
 @pytest.fixture
@@ -102,7 +88,7 @@ def tasks(tmp_path_factory) -> tuple[Task, ...]:
     facts = replace(facts, name="facts", steps=3, batch=4, splits=splits)
     borrowed = replace(splits, train="", rows=(0, 5, 6))
     return (
-        make_task(folder, "kinds", Classify("About: {text}", ("a beast", "a place")), texts, 12),
+        make_task(folder, "kinds", Classify("About: {text}", ("a beast", "a place")), toys, 12),
         make_task(folder, "names", Tag(("O", "B-PER", "I-PER")), tagged, 12),
         facts,
         replace(facts, name="facts-too", splits=borrowed, trained_on="facts"),
@@ -131,9 +117,7 @@ def trained(corpus, shards, tasks, tmp_path_factory) -> Trained:
     causal = Pretrain("causal", start=TINY, stages=Stage(CLM(), 6), **ways)
     grid = Finetune(tasks, lrs=(1e-3, 1e-2), seeds=(0, 1), protocol="standard", precision="fp32")
     study = Study("exported", (masked, early, causal), grid)
-    store = Store(tmp_path_factory.mktemp("trained"))
-    store.shards.mkdir(parents=True)
-    (store.shards / shards.name).symlink_to(shards)
+    store = store_with(shards, tmp_path_factory.mktemp("trained"))
     return Trained(store, study, train(study, store, evaluated=["masked"]).results)
 
 

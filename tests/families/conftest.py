@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `families.build` and its neighbours
+from common import store_with
 
 from biphase import Corpus, Pretrained
 from biphase.store import Store
@@ -25,10 +23,7 @@ class TokenizedCorpus:
 
     def store(self, folder: Path) -> Store:
         """An empty store that already has the corpus."""
-        store = Store(folder)
-        store.shards.mkdir(parents=True)
-        (store.shards / self.shards.name).symlink_to(self.shards)
-        return store
+        return store_with(self.shards, folder)
 
 
 @pytest.fixture(scope="session")

@@ -11,9 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parents[1]))  # so that tests share `faults.tiny` and its neighbours
-
 from faults.tiny import documents, ended, write_study
 
 from biphase.store import Store

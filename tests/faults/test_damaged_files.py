@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common import write_lines
 from faults.damage import TRIES, campaign_but, hurt, take_away
 from faults.kinds import KINDS, Place, half_done, leave_metadata, plan_of
 from faults.tiny import ended
@@ -157,8 +158,8 @@ def misplace(calm, store: Store, kind: str, how: str, seed: int) -> list[Path]:
     chance = random.Random(f"{kind} {how} {seed}")
     folder = store.root / kind
     if kind == "shards":  # a second corpus beside that of the study
-        text = store.root.with_name("other.jsonl")
-        text.write_text("".join(json.dumps({"text": f"another text, line {n}"}) + "\n" for n in range(60)))
+        lines = ({"text": f"another text, line {n}"} for n in range(60))
+        text = write_lines(store.root.with_name("other.jsonl"), lines)
         other = tokenize(Corpus("other", str(text), BPE(300)), store, processes=1, report=lambda line: None)
         one, place = other, next(path for path in folder.iterdir() if path != other)
     else:

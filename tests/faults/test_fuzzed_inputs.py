@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from common import write_lines
 from faults.tiny import write_study
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
@@ -98,7 +99,7 @@ def of_a_row(written, data):
     with tempfile.TemporaryDirectory(dir=folder) as place:
         rows = [{"text": "a", "label": 0}, data, {"text": "b", "label": 1}]
         for part in ("train", "validation", "test"):
-            (Path(place) / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            write_lines(Path(place) / f"{part}.jsonl", rows)
         task = replace(plan.study.finetune.tasks[0], source=place)
         only_our_refusals(lambda: load_task(task, documents="judged"))
 

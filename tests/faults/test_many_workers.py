@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import time
 from collections.abc import Callable
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import write_lines
 
 from biphase.data import corpus as corpora
 from biphase.data.corpus import HashMemory
@@ -53,7 +53,6 @@ def files(tmp_path, monkeypatch) -> list[Path]:
     monkeypatch.setattr(corpora, "LARGE_BYTES", 1_000)
     monkeypatch.setattr(corpora, "BATCH_BYTES", 8_000)
     monkeypatch.setattr(corpora, "WAIT_SECONDS", 0.05)
-    (tmp_path / "text").mkdir()
 
     def noted(path: Path) -> str:
         with (tmp_path / "hashed").open("a") as notes:
@@ -62,10 +61,10 @@ def files(tmp_path, monkeypatch) -> list[Path]:
         return sha256(path)
 
     monkeypatch.setattr(corpora, "sha256", noted)
-    paths = [tmp_path / "text" / f"{number}.jsonl" for number in range(4)]
-    for number, path in enumerate(paths):
-        path.write_text("".join(json.dumps({"text": f"{number} {line}"}) + "\n" for line in range(300)))
-    return paths
+    return [
+        write_lines(tmp_path / "text" / f"{n}.jsonl", ({"text": f"{n} {line}"} for line in range(300)))
+        for n in range(4)
+    ]
 
 
 def hashed(files: list[Path]) -> list[str]:

@@ -11,6 +11,8 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from common import toys, write_lines
+
 from biphase.store import MANIFEST, verify
 
 STUDY = '''
@@ -29,7 +31,7 @@ def run(name, *stages):
 
 
 def task(name, labels):
-    return Task(name, Classify("{{text}}", labels), {toys!r} + name, Splits(validation="validation*"), steps={tuned}, batch=8)
+    return Task(name, Classify("{{text}}", labels), {tasks!r} + name, Splits(validation="validation*"), steps={tuned}, batch=8)
 
 
 clm = run("clm", Stage(CLM(), {steps}))
@@ -42,7 +44,6 @@ study = Study("faults", runs=(
     protocol="standard", precision="fp32",
 ))
 '''
-THINGS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
 
 
 def documents(count: int) -> list[str]:
@@ -57,26 +58,16 @@ def documents(count: int) -> list[str]:
 
 def write_study(folder: Path, documents: list[str], *, steps: int = 6, tuned: int = 2) -> Path:
     """The study's file, with its text and its tasks beside it."""
-    (folder / "text").mkdir(parents=True)
     cut = len(documents) * 9 // 10
     for name, some in (("train", documents[:cut]), ("heldout", documents[cut:])):
-        _write(folder / "text" / f"{name}.jsonl", [{"text": text} for text in some])
+        write_lines(folder / "text" / f"{name}.jsonl", [{"text": text} for text in some])
     for name in ("beasts", "numbers"):
         for part, first, count in (("train", 0, 24), ("validation", 24, 8), ("test", 32, 12)):
-            _write(folder / "tasks" / name / f"{part}.jsonl", [_row(n) for n in range(first, first + count)])
-    text, toys = str(folder / "text" / "train.jsonl"), f"{folder / 'tasks'}/"
+            write_lines(folder / "tasks" / name / f"{part}.jsonl", toys(count, first))
+    text, tasks = str(folder / "text" / "train.jsonl"), f"{folder / 'tasks'}/"
     study = folder / "study.py"
-    study.write_text(STUDY.format(text=text, toys=toys, steps=steps, half=steps // 2, tuned=tuned))
+    study.write_text(STUDY.format(text=text, tasks=tasks, steps=steps, half=steps // 2, tuned=tuned))
     return study
-
-
-def _row(n: int) -> dict[str, Any]:
-    return {"text": f"{THINGS[n % 2][n % 3]} sees {THINGS[n % 2][(n + 1) % 3]} {n}", "label": n % 2}
-
-
-def _write(path: Path, rows: list[dict[str, Any]]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def ended(store: Path) -> dict[str, Any]:
@@ -121,7 +112,7 @@ def set_times_alike(store: Path) -> None:
         lines = place / "metrics.jsonl"
         if lines.is_file():
             every = [json.loads(line) | {"seconds": 1.0} for line in lines.read_text().splitlines()]
-            lines.write_text("".join(json.dumps(one) + "\n" for one in every))
+            write_lines(lines, every)
         manifest = json.loads((place / MANIFEST).read_text())
         for name, entry in manifest["files"].items():
             content = (place / name).read_bytes()

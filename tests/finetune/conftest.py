@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from common import OBJECTS, SUBJECTS, VERBS
 from transformers import BertConfig, BertModel, EuroBertConfig, EuroBertModel
 
 from biphase.attention import NAME
@@ -78,11 +79,6 @@ def tokenization_of():
         return Tokenization(made.model, (), (made.special.eos,), length, "mine")
 
     return make
-
-
-SUBJECTS = ("the cat", "a dog", "our teacher", "the river", "every student", "the old house")
-VERBS = ("sees", "likes", "crosses", "remembers", "paints")
-OBJECTS = ("the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds")
 
 
 def sentence(number: int, label: int) -> LabelledText:

@@ -22,19 +22,8 @@ from biphase.tasks.metrics import entity_f1
 
 SPEC = Finetune((CATALOG["sources-mini"],))
 WORDS = [
-    "the",
-    "cat",
-    "sees",
-    "a",
-    "mountain",
-    "and",
-    "likes",
-    "garden",
-    "every",
-    "student",
-    "paints",
-    "birds",
-]
+    "the", "cat", "sees", "a", "mountain", "and", "likes", "garden", "every", "student", "paints", "birds",
+]  # fmt: skip
 KEY = "e" * 32
 
 
@@ -45,21 +34,25 @@ def text(number):
     return " ".join("dog" if draw.random() < share else draw.choice(WORDS) for _ in range(20))
 
 
-def regression(tokenization, *, random_targets=False, train=64, held_out=100, columns=1, **fields):
+def made(name, form, row, tokenization, train=64, held_out=100, **fields):
+    rows = [form.example(row(number), "here") for number in range(train + 2 * held_out)]
+    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
+    return family_of(Task(name, form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+
+
+def regression(tokenization, *, random_targets=False, columns=1, **fields):
     """Rate texts by how often they say "dog", or by chance."""
     form = Regress("{one}" if columns == 1 else "A: {one}\nB: {other}", "rating")
 
     def row(number):
         said = text(number)
         rating = random.Random(-number - 1).random() * 4 if random_targets else said.split().count("dog") / 5
-        return form.example([*[said, text(number + 10_000)][:columns], rating], "here")
+        return [*[said, text(number + 10_000)][:columns], rating]
 
-    rows = [row(number) for number in range(train + 2 * held_out)]
-    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
-    return family_of(Task("ratings", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+    return made("ratings", form, row, tokenization, **fields)
 
 
-def multilabel(tokenization, *, random_targets=False, train=64, held_out=100, **fields):
+def multilabel(tokenization, *, random_targets=False, **fields):
     """Say which of three words a text has, or a chance set of labels."""
     form = MultiLabel("{one}", ("dog", "cat", "garden"))
 
@@ -69,14 +62,12 @@ def multilabel(tokenization, *, random_targets=False, train=64, held_out=100, **
         said = [draw.choice(("sees", "likes", "paints")) for _ in range(3)] + there
         draw.shuffle(said)
         gold = [name for name in form.labels if draw.random() < 0.5] if random_targets else there
-        return form.example([" ".join(said), gold], "here")
+        return [" ".join(said), gold]
 
-    rows = [row(number) for number in range(train + 2 * held_out)]
-    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
-    return family_of(Task("words", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+    return made("words", form, row, tokenization, **fields)
 
 
-def choices(tokenization, *, random_targets=False, train=64, held_out=100, fewer=True, **fields):
+def choices(tokenization, *, random_targets=False, fewer=True, **fields):
     """Find the choice with a dog among two to four, or one by chance."""
     form = Choose("{question} {choice}", answer="answer")
 
@@ -89,11 +80,9 @@ def choices(tokenization, *, random_targets=False, train=64, held_out=100, fewer
         right = draw.randrange(len(texts))
         texts[right] = "a dog likes"
         gold = draw.randrange(len(texts)) if random_targets else right
-        return form.example([f"who {draw.choice(WORDS)}?", texts, gold], "here")
+        return [f"who {draw.choice(WORDS)}?", texts, gold]
 
-    rows = [row(number) for number in range(train + 2 * held_out)]
-    parts = Examples(rows[:train], rows[train : train + held_out], rows[train + held_out :])
-    return family_of(Task("choices", form, "./nowhere", **fields), parts, tokenization, protocol="standard")
+    return made("choices", form, row, tokenization, **fields)
 
 
 MAKERS = {"SR": regression, "ML": multilabel, "MC": choices}

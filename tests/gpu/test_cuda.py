@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from common import store_with
 
 from biphase import CLM, MLM, MNTP, SIZES, WSD, Chunks, Linear, Pretrain, Rows, Size, Stage
 from biphase.attention import AttentionPattern, pattern_of, segment_mask, varlen_works
@@ -11,7 +12,6 @@ from biphase.keys import checkpoint_key
 from biphase.models.backbone import from_scratch
 from biphase.objectives import Batch, Vocabulary, apply
 from biphase.randomness import hash32, permute, salt
-from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.training.distributed import Ranks, seed_device
 from biphase.training.options import RuntimeOptions
@@ -232,9 +232,7 @@ def test_a_batch_travels_whole(corpus, store):
 
 def test_the_papers_small_model_takes_a_step(tmp_path, corpus, shards):
     """210M, rows of 2,048 in the paper's packing: memory and speed are printed, the loss starts at ln V."""
-    store = Store(tmp_path / "s")
-    store.shards.mkdir(parents=True)
-    (store.shards / shards.name).symlink_to(shards)
+    store = store_with(shards, tmp_path / "s")
     run = Pretrain(
         "210m",
         start=SIZES["210m"],

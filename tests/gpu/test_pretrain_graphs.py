@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from common import store_with
 
 from biphase import CLM, MLM, MNTP, WSD, Chunks, Linear, Mix, Muon, Pretrain, Rows, Size, Stage, Uniform
 from biphase.data.shards import Shards
-from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
@@ -48,14 +48,7 @@ def job_of(run, step, store, live=None, **options):
 @pytest.fixture
 def stores(tmp_path, shards):
     """Makes stores with the same tokens."""
-
-    def make(name):
-        store = Store(tmp_path / name)
-        store.shards.mkdir(parents=True)
-        (store.shards / shards.name).symlink_to(shards)
-        return store
-
-    return make
+    return lambda name: store_with(shards, tmp_path / name)
 
 
 def losses(job):

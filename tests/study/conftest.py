@@ -3,38 +3,21 @@
 And tiny models in the folders that transformers writes.
 """
 
-import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from common import store_with, toys, write_task
 
 from biphase import CATALOG, CLM, MLM, Classify, Finetune, Retrieve, Splits, Stage, Study, Task
 from biphase.store import Store
 from biphase.study.plan import identities, make_plan, save_plan
 
-BEASTS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
-
-
-def toys(count: int, first: int = 0) -> list[dict]:
-    """Texts about a beast or a place."""
-    return [
-        {"text": f"{BEASTS[n % 2][n % 3]} sees {BEASTS[n % 2][(n + 1) % 3]} {first + n}", "label": n % 2}
-        for n in range(count)
-    ]
-
-
-def write_toys(folder: Path) -> Path:
-    folder.mkdir(parents=True, exist_ok=True)
-    for part, rows in (("train", toys(40)), ("validation", toys(12, 40)), ("test", toys(16, 60))):
-        (folder / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
 
 @pytest.fixture(scope="session")
 def toy_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_toys(tmp_path_factory.mktemp("toys"))
+    return write_task(tmp_path_factory.mktemp("toys"))
 
 
 @pytest.fixture(scope="session")
@@ -111,10 +94,7 @@ def worker():
 
 @pytest.fixture(scope="session")
 def _finished_store(shards: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
-    made = Store(tmp_path_factory.mktemp("finished"))
-    made.shards.mkdir(parents=True)
-    (made.shards / shards.name).symlink_to(shards)
-    return made
+    return store_with(shards, tmp_path_factory.mktemp("finished"))
 
 
 @pytest.fixture

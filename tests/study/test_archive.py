@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
+from common import store_with
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 
@@ -491,9 +492,7 @@ def test_a_study_on_its_way_is_packed_as_far_as_it_is(plan, finished, tmp_path):
 def test_two_machines_that_both_trained_the_trunk_make_the_whole(plan, finished, shards, computed, tmp_path):
     files = []
     for names in (("clm", "clm-4"), ("both",)):
-        machine = Store(tmp_path / names[0])
-        machine.shards.mkdir(parents=True)
-        (machine.shards / shards.name).symlink_to(shards)
+        machine = store_with(shards, tmp_path / names[0])
         results = {plan.results[name] for name in names}
         wanted = {one.key for key in results for one in plan.path(key)}
         computed(plan, machine, wanted=wanted, evaluated=results)

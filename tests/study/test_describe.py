@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from common import write_lines
 
 from biphase import (
     BPE,
@@ -141,7 +142,7 @@ def finish(store, key, *, step, seconds=1.0, lines=()):
     progress = {"step": step, "next_sample": 8 * step, "seconds": seconds}
     job = {"key": key, "run": {"kind": "Pretrain"}, "origin_step": 0, "epochs": 0.5, "progress": progress}
     (built / "checkpoint.json").write_text(json.dumps(job))
-    (built / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    write_lines(built / "metrics.jsonl", lines)
     publish(built, store.checkpoints / key)
 
 

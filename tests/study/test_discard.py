@@ -8,6 +8,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from common import store_with
 
 from biphase import Discard, Fewer, Stage, Study
 from biphase.errors import SpecError
@@ -16,7 +17,7 @@ from biphase.metadata import TRIAL, VALUES
 from biphase.report.content import collect
 from biphase.report.evidence import gather
 from biphase.specs import CLM, MLM
-from biphase.store import Store, publish
+from biphase.store import publish
 from biphase.study import ledger
 from biphase.study.describe import status_json, status_text
 from biphase.study.ledger import best_rates, count, extension, screened_in, tuning_grids
@@ -100,10 +101,7 @@ def plan(tiny_run, grid, store):
 
 @pytest.fixture(scope="session")
 def _discarded_store(shards, tmp_path_factory):
-    made = Store(tmp_path_factory.mktemp("discarded"))
-    made.shards.mkdir(parents=True)
-    (made.shards / shards.name).symlink_to(shards)
-    return made
+    return store_with(shards, tmp_path_factory.mktemp("discarded"))
 
 
 @pytest.fixture
@@ -190,9 +188,7 @@ def test_a_stage_two_trial_is_that_of_a_study_without_discarding(plan, finished,
 
 
 def test_two_workers_find_the_same_rates(plan, finished, tmp_path, shards, worker):
-    other = Store(tmp_path / "other")
-    other.shards.mkdir(parents=True)
-    (other.shards / shards.name).symlink_to(shards)
+    other = store_with(shards, tmp_path / "other")
     shutil.copytree(finished.checkpoints, other.checkpoints)
     workers = [worker(plan, other) for _ in range(2)]
     threads = [threading.Thread(target=each.work) for each in workers]

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
+from common import store_with
 from safetensors.torch import load_file
 
 from biphase.data.shards import Shards
 from biphase.keys import checkpoint_key
-from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
@@ -18,10 +18,7 @@ ALONE = Ranks(0, 1, torch.device("cpu"))
 @pytest.fixture
 def other(tmp_path, shards):
     """A second store, to train the same run without interruption."""
-    store = Store(tmp_path / "other")
-    store.shards.mkdir(parents=True)
-    (store.shards / shards.name).symlink_to(shards)
-    return store
+    return store_with(shards, tmp_path / "other")
 
 
 @pytest.fixture

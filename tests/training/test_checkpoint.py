@@ -7,15 +7,8 @@ from dataclasses import asdict
 
 import pytest
 import torch
+from families.tiny import with_head
 from safetensors.torch import load_file
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 from biphase import CLM, AdamW, LoRA, Size, Stage
 from biphase.data.shards import Shards
@@ -195,63 +188,46 @@ def test_a_suspended_worker_cannot_publish_what_the_removal_of_its_leftovers_has
 
 # ---------------------------------------------------------------- reading
 
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "max_position_embeddings": 64}
-NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
+LLAMA, TIED = ("llama", {}), ("llama", {"tie_word_embeddings": True})
+SHALLOW = ("llama", {"num_hidden_layers": 1})
 
 
-def llama(layers=2, *, tied=False):
-    shape = {"vocab_size": 320, "num_hidden_layers": layers, "num_key_value_heads": 2, **SHAPE, **NO_ENDS}
-    return LlamaForCausalLM(LlamaConfig(**shape, tie_word_embeddings=tied))
-
-
-def tied_llama():
-    return llama(tied=True)
-
-
-def gpt2():
-    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape))
-
-
-def bert():
-    return BertForMaskedLM(BertConfig(vocab_size=320, num_hidden_layers=2, **SHAPE))
+def made(kind, seed=0):
+    family, fields = kind
+    return LanguageModel(with_head(family, seed=seed, **fields))
 
 
 def saved(model, store):
-    saver = saver_of(LanguageModel(model), store)
+    saver = saver_of(model, store)
     saver.begin(record(KEY), last=True)
     saver.finish()
     return saver.model.model.state_dict()
 
 
-@pytest.mark.parametrize("make", [llama, tied_llama, gpt2, bert], ids=lambda make: make.__name__)
-def test_a_checkpoint_fills_a_model_of_its_architecture_tied_or_not(make, store):
-    weights = saved(make(), store)
-    filled = LanguageModel(make())
+@pytest.mark.parametrize("kind", [LLAMA, TIED, ("gpt2", {}), ("bert", {})], ids=str)
+def test_a_checkpoint_fills_a_model_of_its_architecture_tied_or_not(kind, store):
+    weights, filled = saved(made(kind), store), made(kind, seed=1)
     checkpoint.load_weights(store, KEY, filled)
     assert all(torch.equal(filled.model.state_dict()[name], weights[name]) for name in weights)
-
-
-def adapted_llama():
-    model = LanguageModel(llama())
-    add_adapter(model, LoRA(rank=2), seed=1)
-    return model.model
 
 
 @pytest.mark.parametrize(
     ("has", "wants", "tensor"),
     [
-        (tied_llama, llama, "lm_head.weight"),  # saved once; the model must not keep a random head
-        (lambda: llama(1), llama, "model.layers.1"),
-        (llama, lambda: llama(1), "model.layers.1"),
-        (llama, adapted_llama, ""),
+        (TIED, LLAMA, "lm_head.weight"),  # saved once; the model must not keep a random head
+        (SHALLOW, LLAMA, "model.layers.1"),
+        (LLAMA, SHALLOW, "model.layers.1"),
+        (LLAMA, None, ""),
     ],
     ids=["untied", "deeper", "shallower", "adapted"],
 )
 def test_a_checkpoint_of_another_model_is_refused(has, wants, tensor, store):
-    saved(has(), store)
+    saved(made(has), store)
+    other = made(wants or has)
+    if wants is None:
+        add_adapter(other, LoRA(rank=2), seed=1)
     with pytest.raises(StoreError, match=rf"another model \({tensor}"):
-        checkpoint.load_weights(store, KEY, LanguageModel(wants()))
+        checkpoint.load_weights(store, KEY, other)
 
 
 def split(folder, count):

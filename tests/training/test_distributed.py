@@ -11,15 +11,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from common import store_with
+from families.tiny import with_head
 from safetensors.torch import load_file
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-)
 
 from biphase import Size
 from biphase.errors import SpecError
@@ -166,9 +160,7 @@ def fresh(shards, tmp_path):
     """Makes stores that have the corpus already."""
 
     def make(name):
-        (tmp_path / name / "shards").mkdir(parents=True)
-        (tmp_path / name / "shards" / shards.name).symlink_to(shards)
-        return tmp_path / name
+        return store_with(shards, tmp_path / name).root
 
     return make
 
@@ -246,42 +238,20 @@ study = Study("adapted", runs=(Pretrain(
     schedule=WSD(peak=3e-3, warmup=2, decay=3), heldout_every=6, heldout_tokens=64, {more}
 ),))
 """
-SMALL = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}  # fmt: skip
-WITHOUT_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-
-
-def llama(**more):
-    return LlamaForCausalLM(LlamaConfig(**SMALL, pad_token_id=None, **more))
-
-
-def tied():
-    return llama(tie_word_embeddings=True)
-
-
-def bert():
-    """Its head transforms what it is given, and has a bias."""
-    return BertForMaskedLM(BertConfig(**SMALL, **WITHOUT_DROPOUT))
-
-
-def gpt2():
-    """Its layers learn from elsewhere who may see whom."""
-    shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 64}
-    quiet = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape, **quiet))
+WITHOUT_DROPOUT = dict.fromkeys(
+    ("hidden_dropout_prob", "attention_probs_dropout_prob", "resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0
+)
 
 
 @pytest.fixture
 def adapting(corpus, shards, tmp_path):
     """Makes studies that go on from a tiny model of a family, with the tokenizer of the tiny corpus."""
 
-    def make(model, *, precision="fp32", more=""):
+    def make(family, *, precision="fp32", more="", **fields):
         folder = tmp_path / "model"
-        with torch.random.fork_rng():
-            torch.manual_seed(1)
-            model().save_pretrained(folder)
+        layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 3}
+        model = with_head(family, seed=1, vocab_size=320, **layers, **WITHOUT_DROPOUT, **fields)
+        model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text((shards / "tokenizer" / "tokenizer.json").read_text())
         (tmp_path / "study.py").write_text(
             ADAPTED.format(folder=str(folder), source=corpus.source, precision=precision, more=more)
@@ -293,20 +263,20 @@ def adapting(corpus, shards, tmp_path):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("make", "more"),
+    ("family", "fields"),
     [
-        (llama, ""),
-        (tied, ""),
-        (bert, ""),
-        (gpt2, ""),
-        (llama, "adapter=LoRA(4)"),
-        (llama, "freeze='embeddings'"),
-        (llama, "optimizer=AdamW(layer_decay=0.7)"),
+        ("llama", {}),
+        ("llama", {"tie_word_embeddings": True}),
+        ("bert", {}),  # its head transforms what it is given, and has a bias
+        ("gpt2", {}),  # its layers learn from elsewhere who may see whom
+        ("llama", {"more": "adapter=LoRA(4)"}),
+        ("llama", {"more": "freeze='embeddings'"}),
+        ("llama", {"more": "optimizer=AdamW(layer_decay=0.7)"}),
     ],
-    ids=lambda one: one if isinstance(one, str) else one.__name__,
+    ids=str,
 )
-def test_every_kind_of_model_may_be_sharded(adapting, tmp_path, make, more):
-    path, one, cut = adapting(make, more=more), tmp_path / "one", tmp_path / "cut"
+def test_every_kind_of_model_may_be_sharded(adapting, tmp_path, family, fields):
+    path, one, cut = adapting(family, **fields), tmp_path / "one", tmp_path / "cut"
     typed([1, path, one], [3, path, cut, "--shard", "full", "--recompute", "--checkpoint", "5"])
     agree(one, cut)
 
@@ -314,7 +284,7 @@ def test_every_kind_of_model_may_be_sharded(adapting, tmp_path, make, more):
 @pytest.mark.campaign
 def test_bf16_is_computed_in_bf16_and_kept_in_fp32(adapting, tmp_path):
     """Weights travel and multiply in bf16, so the two differ by its rounding, and by no more than that."""
-    path, plain, cut = adapting(llama, precision="bf16"), tmp_path / "plain", tmp_path / "cut"
+    path, plain, cut = adapting("llama", precision="bf16"), tmp_path / "plain", tmp_path / "cut"
     typed([2, path, plain], [2, path, cut, "--shard", "full"])
     (weights, _, labels, heldout), others = end(plain), end(cut)
     assert others[2] == labels

@@ -4,7 +4,8 @@ from itertools import pairwise
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from families.tiny import stirred, with_head
+from transformers import LlamaForCausalLM
 
 from biphase import CATALOG, MLM, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
 from biphase.attention import NAME, AttentionPattern, pattern_of
@@ -20,19 +21,13 @@ from biphase.training.distributed import Ranks
 from biphase.training.pretrain import heldout_losses, model_of_checkpoint, starting_model
 
 CPU = torch.device("cpu")
-SHAPE = {
-    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "max_position_embeddings": 64, "num_key_value_heads": 2,
-    "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
-}  # fmt: skip
 OLD, NEW = 10_000.0, 300.0
 TWO_BASES = (Stage(MLM(0.4), 3), Stage(MLM(0.4), 3, rope_base=NEW))
 ADAPTER = LoRA(rank=2, alpha=8)
 
 
 def llama(*, tied=False):
-    rope = {"rope_type": "default", "rope_theta": OLD}
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, rope_parameters=rope, tie_word_embeddings=tied))
+    return with_head("llama", vocab_size=320, tie_word_embeddings=tied)
 
 
 def tied_llama():
@@ -41,8 +36,7 @@ def tied_llama():
 
 def gpt2():
     """Transposed matrices, dropout, learned positions, a tied head."""
-    shape = {"n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=320, bos_token_id=0, eos_token_id=0, **shape))
+    return with_head("gpt2", vocab_size=320)
 
 
 DECODERS = pytest.mark.parametrize("make", [llama, tied_llama, gpt2], ids=lambda make: make.__name__)
@@ -50,12 +44,7 @@ DECODERS = pytest.mark.parametrize("make", [llama, tied_llama, gpt2], ids=lambda
 
 def initialized(make):
     """Weights large enough for positions and layers to matter."""
-    with torch.random.fork_rng(), torch.no_grad():
-        torch.manual_seed(1)
-        model = make()
-        for weight in model.parameters():
-            weight.add_(torch.randn_like(weight) * 0.1)
-    return model
+    return stirred(make(), 0.1)
 
 
 @pytest.fixture

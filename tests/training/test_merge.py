@@ -4,8 +4,8 @@ import json
 
 import pytest
 import torch
+from families.tiny import with_head
 from safetensors.torch import load_file
-from transformers import GPT2Config, GPT2LMHeadModel
 
 from biphase import CLM, MLM, SIZES, WSD, Chunks, Hub, Kept, Merge, Pretrain, Stage, Study
 from biphase.data.shards import Shards
@@ -138,8 +138,7 @@ def test_the_checkpoint_of_a_merge_says_nothing_of_what_trains_on_after_it(train
 def test_an_adapted_model_is_averaged_with_the_one_that_it_was_adapted_from(
     corpus, train, merged, store, tmp_path
 ):
-    torch.manual_seed(0)
-    decoder = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=320))
+    decoder = with_head("gpt2", vocab_size=320)
     decoder.save_pretrained(tmp_path / "decoder")
     adapted = Pretrain(
         "adapted", Hub(str(tmp_path / "decoder")), corpus, Stage(MLM(0.4), 4), WSD(3e-3, 1, 1), batch_tokens=256,

@@ -2,17 +2,8 @@
 
 import pytest
 import torch
+from families.tiny import with_head
 from torch import nn
-from transformers import (
-    BertConfig,
-    BertForMaskedLM,
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    OPTConfig,
-    OPTForCausalLM,
-)
 
 from biphase.models.backbone import LanguageModel
 from biphase.specs import AdamW, Muon
@@ -24,15 +15,9 @@ from biphase.training.optimizer import (
     update,
 )
 
-SHAPE = {
-    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4,
-    "max_position_embeddings": 40,
-}  # fmt: skip
-NO_ENDS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
-
 
 def llama(**more):
-    return LlamaForCausalLM(LlamaConfig(**SHAPE, **NO_ENDS, **more))
+    return LanguageModel(with_head("llama", num_hidden_layers=3, **more))
 
 
 def shares(model, optimizer):
@@ -48,7 +33,7 @@ def shares(model, optimizer):
 
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_each_layer_learns_at_a_share_of_the_one_above(tied):
-    model = LanguageModel(llama(tie_word_embeddings=tied))
+    model = llama(tie_word_embeddings=tied)
     found = shares(model, build(model, AdamW(layer_decay=0.5)))
     assert found.keys() == dict(model.named_parameters()).keys()
     for name, share in found.items():
@@ -60,45 +45,29 @@ def test_each_layer_learns_at_a_share_of_the_one_above(tied):
     assert ("model.lm_head.weight" in found) == (not tied)
 
 
-def bert():
-    return BertForMaskedLM(BertConfig(**SHAPE))
-
-
-def gpt2():
-    shape = {"n_embd": 32, "n_layer": 3, "n_head": 4, "n_positions": 40}
-    return GPT2LMHeadModel(GPT2Config(vocab_size=64, bos_token_id=0, eos_token_id=0, **shape))
-
-
-def opt():
-    """Its last norm is written down before its layers."""
-    shape = {"ffn_dim": 48, "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 4}
-    ends = {"pad_token_id": None, "bos_token_id": 0, "eos_token_id": 0}
-    return OPTForCausalLM(OPTConfig(vocab_size=64, max_position_embeddings=40, word_embed_proj_dim=32, **shape, **ends))  # fmt: skip
-
-
 BELOW = {
-    bert: ("word_embeddings", "position_embeddings", "token_type_embeddings", "embeddings.LayerNorm"),
-    gpt2: ("wte", "wpe"),
-    opt: ("embed_tokens", "embed_positions"),
+    "bert": ("word_embeddings", "position_embeddings", "token_type_embeddings", "embeddings.LayerNorm"),
+    "gpt2": ("wte", "wpe"),
+    "opt": ("embed_tokens", "embed_positions"),  # its last norm is written down before its layers
 }
 
 
-@pytest.mark.parametrize("make", BELOW, ids=lambda make: make.__name__)
-def test_embeddings_have_the_lowest_share_and_the_head_the_full_rate(make):
-    model = LanguageModel(make())
+@pytest.mark.parametrize("family", BELOW)
+def test_embeddings_have_the_lowest_share_and_the_head_the_full_rate(family):
+    model = LanguageModel(with_head(family, **{"n_layer" if family == "gpt2" else "num_hidden_layers": 3}))
     found = shares(model, build(model, AdamW(layer_decay=0.5)))
     below = {name for name, share in found.items() if share == 0.5**4}
     behind = {name for name, share in found.items() if share == 1.0}
-    for part in BELOW[make]:
+    for part in BELOW[family]:
         assert any(part in name for name in below), part
-    assert all(any(part in name for part in BELOW[make]) for name in below)
+    assert all(any(part in name for part in BELOW[family]) for name in below)
     assert behind
     assert not [name for name in behind if "embed" in name or ".0." in name]
     assert len(set(found.values())) == 5
 
 
 def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest():
-    model = LanguageModel(llama(attention_bias=True))
+    model = llama(attention_bias=True)
     optimizer = build(model, Muon(adamw=AdamW(layer_decay=0.5)))
     found = {**shares(model, optimizer.muon), **shares(model, optimizer.adamw)}
     assert found.keys() == dict(model.named_parameters()).keys()
@@ -111,7 +80,7 @@ def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest():
 
 def test_a_step_of_muon_is_torchs_with_the_gradients_divided():
     torch.manual_seed(0)
-    model = LanguageModel(llama())
+    model = llama()
     name = "model.model.layers.1.mlp.up_proj.weight"
     weight = dict(model.named_parameters())[name]
     theirs = nn.Parameter(weight.detach().clone())

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
+from families.tiny import with_head
 
 from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Mix, Muon, Rows, Stage, Uniform, protocol
 from biphase.attention import pattern_of
@@ -181,8 +181,7 @@ def test_a_live_model_serves_only_the_same_model_and_the_checkpoint_it_published
 def test_a_decoder_is_trained_bidirectionally_and_resumes(
     tiny_run, train, corpus, store, other, same_checkpoint, tmp_path
 ):
-    torch.manual_seed(0)
-    decoder = GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=2, n_head=4, n_positions=64, vocab_size=320))
+    decoder = with_head("gpt2", vocab_size=320)
     decoder.save_pretrained(tmp_path / "decoder")
     run = tiny_run(
         "adapted",

@@ -1,0 +1,57 @@
+"""Shared by tests in all folders: files of rows, a task of toys, stores that already have the tiny corpus."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from biphase.store import Store
+
+SUBJECTS = ("the cat", "a dog", "our teacher", "the river", "every student", "the old house")
+VERBS = ("sees", "likes", "crosses", "remembers", "paints")
+OBJECTS = ("the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds")
+BEASTS = ("the cat", "a dog", "two birds"), ("the river", "a mountain", "the long road")
+
+
+def write_lines(path: Path, rows: Iterable[Any]) -> Path:
+    """Rows as JSON lines."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def sentences(count: int) -> list[str]:
+    """Documents with some structure to learn, each another one."""
+    made = []
+    for number in range(count):
+        parts = [
+            f"{SUBJECTS[(number * 7 + k) % 6]} {VERBS[(number * 3 + k * 5) % 5]} {OBJECTS[(number + k * k) % 6]}"
+            for k in range(3 + number % 6)
+        ]
+        made.append(f"{'. '.join(parts)}. {number}")
+    return made
+
+
+def toys(count: int, first: int = 0) -> list[dict[str, Any]]:
+    """Texts about a beast or a place."""
+    return [
+        {"text": f"{BEASTS[n % 2][n % 3]} sees {BEASTS[n % 2][(n + 1) % 3]} {first + n}", "label": n % 2}
+        for n in range(count)
+    ]
+
+
+def write_task(folder: Path, rows=toys) -> Path:
+    """A task with 40, 12 and 16 examples."""
+    for part, count, first in (("train", 40, 0), ("validation", 12, 40), ("test", 16, 60)):
+        write_lines(folder / f"{part}.jsonl", rows(count, first))
+    return folder
+
+
+def store_with(shards: Path, folder: Path) -> Store:
+    """A store that has nothing but a tokenized corpus."""
+    store = Store(folder)
+    store.shards.mkdir(parents=True)
+    (store.shards / shards.name).symlink_to(shards)
+    return store

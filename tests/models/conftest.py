@@ -1,6 +1,0 @@
-"""Makes `families.tiny` importable."""
-
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parents[1]))

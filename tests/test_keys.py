@@ -33,7 +33,9 @@ from biphase.specs import (
     Uniform,
 )
 
-OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
+OUTSIDE = Identities(
+    data=lambda corpus: f"data of {getattr(corpus, 'name', corpus)}", hub=lambda hub: f"hub {hub.source}"
+)
 TINY = SIZES["1m"]
 RUN = Pretrain(
     "run",
@@ -256,7 +258,7 @@ def test_a_run_that_goes_on_begins_at_its_parents_end_and_every_step_has_its_own
 
 
 def test_what_lies_outside_the_study_is_in_the_key():
-    other = Identities(data=lambda run: "other", hub=OUTSIDE.hub)
+    other = Identities(data=lambda corpus: "other", hub=OUTSIDE.hub)
     assert checkpoint_key(RUN, 5, other) != checkpoint_key(RUN, 5, OUTSIDE)
     from_hub = replace(RUN, start=Hub("./m"), precision="fp32")
     again = Identities(data=OUTSIDE.data, hub=lambda hub: "retrained")

@@ -19,7 +19,9 @@ from biphase.study.plan import Plan, make_plan, save_plan
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")
-OUTSIDE = Identities(data=lambda run: corpus_of(run).name, hub=lambda hub: f"{hub.source}@{hub.revision}")
+OUTSIDE = Identities(
+    data=lambda corpus: getattr(corpus, "name", corpus), hub=lambda hub: f"{hub.source}@{hub.revision}"
+)
 
 
 def planned(name: str) -> Plan:

@@ -18,7 +18,9 @@ from biphase.store import Store
 from biphase.study.load import load
 from biphase.study.plan import make_plan, needed_jobs, save_plan
 
-OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
+OUTSIDE = Identities(
+    data=lambda corpus: f"data of {getattr(corpus, 'name', corpus)}", hub=lambda hub: f"hub {hub.source}"
+)
 OBJECTIVES = (CLM(), MLM(0.4), MLM(0.2), MLM(Linear(0.4, 0.2, 3)))
 
 

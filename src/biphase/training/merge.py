@@ -25,18 +25,18 @@ from torch import Tensor
 
 from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
-from biphase.data.stream import Stream, heldout_stream
+from biphase.data.stream import Stream
 from biphase.errors import ModelError
 from biphase.keys import Identities, Keyring
 from biphase.models.backbone import LanguageModel, set_rope_base
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.records import encode
-from biphase.specs import CLM, Kept, Merge, Pretrain, RowObjective
+from biphase.specs import CLM, Corpus, Kept, Merge, Pretrain, RowObjective
 from biphase.store import Store, publish, verify, write_json
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import Progress
 from biphase.training.distributed import Ranks
-from biphase.training.pretrain import heldout_losses, mask_words, starting_model
+from biphase.training.pretrain import heldout_losses, mask_words, reading, starting_model, streams_of
 from biphase.training.tensors import PendingTensor, Tensors, write
 
 
@@ -52,9 +52,18 @@ class Summand:
 
 
 def publish_merge(
-    run: Pretrain, *, store: Store, shards: Shards, identities: Identities, ranks: Ranks
+    run: Pretrain,
+    *,
+    store: Store,
+    shards: Shards,
+    identities: Identities,
+    ranks: Ranks,
+    sources: Mapping[Corpus, Shards] | None = None,
 ) -> None:
-    """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone."""
+    """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone.
+
+    `sources`: the shards of all corpora that the run reads, if those are several.
+    """
     merge = run.start
     assert isinstance(merge, Merge)
     run = replace(run, stages=(), keep=())  # the checkpoint is of the merge, not of what trains on after it
@@ -78,7 +87,9 @@ def publish_merge(
         if store.has(store.checkpoints / before):
             progress = replace(checkpoint.progress_of(store, before), step=0, next_sample=run.origin_sample)
             lines = checkpoint.metrics_of(store, before)
-        losses = _heldout(run, folder, shards, ranks)
+        own = _objectives(run.sources[0])
+        read, unread = streams_of(run, shards, sources, words=mask_words(own))
+        losses = _heldout(run, folder, shards, unread, own, ranks) if unread.rows else {}
         if losses:
             lines = [*lines, {"step": run.origin_step, "heldout": losses}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -86,8 +97,7 @@ def publish_merge(
             "key": key,
             "run": encode(run),
             "origin_step": run.origin_step,
-            "epochs": Stream.of(shards, run.packing, run.seed).epochs(run.origin_sample),
-            "tokens_left_out": len(shards.train) % run.packing.length,
+            **reading(read, run.origin_sample),
             "progress": asdict(progress),
         }
         write_json(folder / "checkpoint.json", about)
@@ -149,12 +159,11 @@ def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, 
     return Summand(f"the start of {part.run.name}", weight, shapes, dtypes, weights.__getitem__)
 
 
-def _heldout(run: Pretrain, folder: Path, shards: Shards, ranks: Ranks) -> dict[str, float]:
+def _heldout(
+    run: Pretrain, folder: Path, shards: Shards, stream: Stream, own: tuple[RowObjective, ...], ranks: Ranks
+) -> dict[str, float]:
     """Return the held-out losses of the mean in `folder`, computed by this process alone."""
-    own, device = _objectives(run.sources[0]), ranks.device
-    stream = heldout_stream(shards, run.packing, words=mask_words(own))
-    if not stream.rows:
-        return {}
+    device = ranks.device
     model = starting_model(run, shards)
     with Tensors(folder, "model") as saved, torch.no_grad():
         weights = model.model.state_dict()

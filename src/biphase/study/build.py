@@ -46,7 +46,6 @@ from biphase.study.load import corpus_named, metadata_only_refusal, run_named
 from biphase.study.plan import Plan
 from biphase.text import objective_title
 
-
 WEIGHT = re.compile(r"\d+\.?\d*")  # in --corpus ./web=3,./code=1
 
 
@@ -267,9 +266,9 @@ def _corpus_after(before: Pretrain, options: AdaptOptions, store: Store) -> Corp
             raise SpecError("--text, --heldout and --tokens are of a --corpus; say which one too")
         return corpus_of(before)
     corpus = _corpus_of(options, earlier.reader, bos=earlier.bos)
-    if isinstance(corpus, Corpus):
-        if corpus_fingerprint(corpus, store) == corpus_fingerprint(earlier, store):
-            return replace(corpus, name=earlier.name, source=earlier.source, tokenizer=earlier.tokenizer)
+    fingerprint = corpus_fingerprint(earlier, store)
+    if isinstance(corpus, Corpus) and corpus_fingerprint(corpus, store) == fingerprint:
+        return replace(corpus, name=earlier.name, source=earlier.source, tokenizer=earlier.tokenizer)
     return corpus
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from biphase.catalog import TASKS
 from biphase.keys import Identities, Keyring, checkpoint_key, data_key, finetuning_key, trial_key
-from biphase.presets import SIZES, corpus_of
+from biphase.presets import SIZES
 from biphase.records import decode, encode
 from biphase.specs import (
     BPE,
@@ -33,9 +33,7 @@ from biphase.specs import (
     Uniform,
 )
 
-OUTSIDE = Identities(
-    data=lambda corpus: f"data of {getattr(corpus, 'name', corpus)}", hub=lambda hub: f"hub {hub.source}"
-)
+OUTSIDE = Identities(data=lambda corpus: f"data of {corpus.name}", hub=lambda hub: f"hub {hub.source}")
 TINY = SIZES["1m"]
 RUN = Pretrain(
     "run",

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from biphase.presets import shares_of
 from biphase.records import content_key, encode
 from biphase.specs import Blend, Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
 
@@ -26,7 +27,7 @@ TRIAL_GENERATION = 1  # the same for fine-tuning and scoring
 class Identities:
     """Functions that return the fingerprints of the inputs outside the study file."""
 
-    data: Callable[[str | Corpus], str]  # the key of a corpus's shards
+    data: Callable[[Corpus], str]  # the key of a corpus's shards
     hub: Callable[[Hub], str]
     task: Callable[[Task], str] = content_key  # the key of a dataset and how its examples are presented
     reads: Callable[[Hub], str] = lambda model: ""  # the model's tokenizer, if no revision pins it
@@ -75,7 +76,7 @@ class Keyring:
             constant = {
                 "generation": GENERATION,
                 "start": self._start(run),
-                "data": self._data(run.corpus),
+                "data": self._data(run, run.corpus),
                 "first_sample": run.origin_sample,
                 "optimizer_state": run.optimizer_state if run.parent else "new",
                 "packing": encode(run.packing),
@@ -116,13 +117,10 @@ class Keyring:
             case Merge():
                 return {"checkpoint": self.at(run, 0)}
 
-    def _data(self, corpus: str | Corpus | Blend) -> str:
+    def _data(self, run: Pretrain, corpus: str | Corpus | Blend) -> str:
         """Return the key of what is read; that of a blend follows from the keys and shares of its corpora."""
-        if not isinstance(corpus, Blend):
-            return self._identities.data(corpus)
-        assert not corpus.temperature  # a plan has shares in its place
-        shares = sorted([self._identities.data(source), share] for source, share in corpus.sources)
-        return content_key({"blend": shares})
+        keys = [[self._identities.data(source), share] for source, share in shares_of(corpus, run).items()]
+        return content_key({"blend": sorted(keys)}) if isinstance(corpus, Blend) else str(keys[0][0])
 
     def _span(self, run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
         """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
@@ -133,7 +131,7 @@ class Keyring:
             unusual["peak"] = peak
         unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
         if phase.corpus:
-            unusual["data"] = self._data(phase.corpus)
+            unusual["data"] = self._data(run, phase.corpus)
         return [*span, unusual] if unusual else span
 
 

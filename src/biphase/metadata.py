@@ -76,7 +76,7 @@ _CHECKPOINT: Shape = {
     "run": {},
     "origin_step": count,
     "epochs": amount,  # of a blend, those of the corpus that was read most often
-    "sources?": {"*": {"rows": positive, "epochs": amount}},
+    "sources?": {"*": {"epochs": amount}},
     "times?": {"*": amount},
     "progress": {
         **dict.fromkeys(("step", "next_sample"), count),

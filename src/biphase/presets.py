@@ -81,7 +81,10 @@ def resolved_corpus(corpus: str | Corpus | Blend, run: Pretrain) -> Corpus | Ble
 
 
 def shares_of(corpus: str | Corpus | Blend, run: Pretrain) -> dict[Corpus, float]:
-    """Return the corpora that a run reads where it reads `corpus`, each with its share of the rows."""
+    """Return the corpora that a run reads where it reads `corpus`, each with its share of the rows.
+
+    The weights of a blend with a temperature are no shares; a plan has those in its place.
+    """
     shares: dict[Corpus, float] = {}
     for source, share in corpus.sources if isinstance(corpus, Blend) else ((corpus, 1.0),):
         if isinstance(source, str) and source not in CORPORA:
@@ -95,7 +98,7 @@ def shares_of(corpus: str | Corpus | Blend, run: Pretrain) -> dict[Corpus, float
 
 def sources_of(run: Pretrain) -> tuple[Corpus, ...]:
     """Return every corpus that is read up to the end of a run; before others those that train the tokenizer."""
-    every = (run.corpus, *(corpus for _, corpus in run.reads(run.steps)))
+    every = (run.corpus, *(corpus for _, corpus in run.reads))
     found = dict.fromkeys(source for corpus in every for source in shares_of(corpus, run))
     if len({corpus.name for corpus in found}) < len(found):
         raise SpecError(f"Pretrain {run.name!r}: two corpora that it reads have one name; give each its own")

@@ -8,7 +8,7 @@ import pytest
 from biphase import Hub
 from biphase.keys import Identities
 from biphase.papers import papers_of
-from biphase.presets import SIZES, corpus_of
+from biphase.presets import SIZES
 from biphase.report import verdicts
 from biphase.specs import WSD, Pretrain
 from biphase.store import Store
@@ -19,9 +19,7 @@ from biphase.study.plan import Plan, make_plan, save_plan
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")
-OUTSIDE = Identities(
-    data=lambda corpus: getattr(corpus, "name", corpus), hub=lambda hub: f"{hub.source}@{hub.revision}"
-)
+OUTSIDE = Identities(data=lambda corpus: corpus.name, hub=lambda hub: f"{hub.source}@{hub.revision}")
 
 
 def planned(name: str) -> Plan:

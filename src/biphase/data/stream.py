@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -125,14 +125,14 @@ class Stream:
         """N, the number of whole rows in the corpus. The tokens left over are fewer than one row."""
         return len(self.tokens) // self.packing.length
 
-    @property
-    def tokens_left_out(self) -> int:
-        """How many tokens no epoch reads, since they are fewer than a row."""
-        return len(self.tokens) % self.packing.length
-
     def epochs(self, samples: int) -> float:
         """Return the number of epochs after `samples` rows."""
         return samples / self.rows
+
+    def reading(self, samples: int) -> dict[str, Any]:
+        """Return what a checkpoint records of the text that `samples` rows have read."""
+        left_out = len(self.tokens) % self.packing.length
+        return {"epochs": self.epochs(samples), "tokens_left_out": left_out}
 
     def ids(self, samples: Tensor) -> Tensor:
         """Return the true tokens of the sample indices `samples`. (B,) → (B, T)"""
@@ -279,18 +279,13 @@ class BlendedStream(Stream):
     def rows(self) -> int:
         return sum(stream.rows for stream in self.streams.values())
 
-    @property
-    def tokens_left_out(self) -> int:
-        return sum(stream.tokens_left_out for stream in self.streams.values())
-
-    def epochs(self, samples: int) -> float:
-        """Return the number of epochs of the corpus that is read most often."""
-        return max(source["epochs"] for source in self.read(samples).values())
-
-    def read(self, samples: int) -> dict[str, dict[str, float]]:
-        """Return of each corpus its number of rows and of epochs after `samples` rows."""
-        counts = zip(self.streams.items(), self.sampler.counts(samples), strict=True)
-        return {name: {"rows": one.rows, "epochs": one.epochs(count)} for (name, one), count in counts}
+    def reading(self, samples: int) -> dict[str, Any]:
+        """Return the same of each corpus, and the epochs of the one that is read most often."""
+        counts = self.sampler.counts(samples)
+        each = {
+            name: one.reading(count) for (name, one), count in zip(self.streams.items(), counts, strict=True)
+        }
+        return {"epochs": max(one["epochs"] for one in each.values()), "sources": each}
 
     def ids(self, samples: Tensor) -> Tensor:
         sources, inside = self.sampler.locate(samples)
@@ -312,7 +307,7 @@ def training_stream(run: Pretrain, sources: Mapping[Corpus, Shards], *, words: b
     streams = {one.name: Stream.of(sources[one], run.packing, run.seed, words=words) for one in order}
     if len(streams) == 1:
         return streams[order[0].name]
-    reads = run.reads(run.steps) or ((0, run.corpus),)  # the start of a run has read nothing
+    reads = run.reads or ((0, run.corpus),)  # the start of a run has read nothing
     shares = [(first, [shares_of(read, run).get(one, 0.0) for one in order]) for first, read in reads]
     return BlendedStream.over(streams, SourceSampler.of(run.seed, shares))
 

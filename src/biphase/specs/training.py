@@ -299,6 +299,11 @@ class Kept:
         """The sample index that follows on this checkpoint."""
         return self.run.origin_sample + self.step * self.run.rows_per_step
 
+    @property
+    def reads(self) -> Reads:
+        """What is read up to this checkpoint."""
+        return tuple(read for read in self.run.reads if read[0] < self.samples)
+
     @cached_property
     def total_steps(self) -> int:
         """The number of steps from the root to this checkpoint."""
@@ -510,7 +515,7 @@ class Pretrain:
         if isinstance(self.start, Merge):
             for part in self.start.parts:
                 self._check_data(where, part.run)
-            reads = {part.run.reads(part.step) for part in self.start.parts if part.samples}
+            reads = {part.reads for part in self.start.parts if part.samples}
             if self.stages and self.data == "continue" and len(reads) > 1:
                 raise SpecError(
                     f"{where}: the stages of the runs that it averages have read different corpora, so the data cannot go on "
@@ -713,13 +718,14 @@ class Pretrain:
             return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
         return max((part.samples for part in self.sources), default=0)
 
-    def reads(self, step: int) -> Reads:
-        """Return what is read before step `step`, from the first sample index on; the same in a row is one."""
+    @cached_property  # as it walks the whole chain
+    def reads(self) -> Reads:
+        """What is read from the first sample index to the end of this run; the same in a row is one."""
         before = max(self.sources, key=attrgetter("samples"), default=None)
-        reads = [*before.run.reads(before.step)] if before and self.data == "continue" else []
+        reads = [*before.reads] if before and self.data == "continue" else []
         for phase in self.phases:
             corpus = phase.corpus or self.corpus
-            if phase.first < step and not (reads and reads[-1][1] == corpus):
+            if not reads or reads[-1][1] != corpus:
                 reads.append((self.origin_sample + phase.first * self.rows_per_step, corpus))
         return tuple(reads)
 

@@ -41,7 +41,7 @@ from biphase.data.corpus import cards, corpus_fingerprint, link_path, read_link
 from biphase.errors import SpecError, StoreError, one_line
 from biphase.keys import Identities
 from biphase.metadata import CARD, CHECKPOINT, LINES, PREDICTIONS, TRIAL, VALUES, WRONG
-from biphase.presets import CORPORA, sources_of
+from biphase.presets import sources_of
 from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
@@ -541,9 +541,8 @@ class Validator:
         )
         return make_plan(self.study, identities, str(self.plan.get("question", "")))
 
-    def _data(self, corpus: str | Corpus) -> str:
+    def _data(self, corpus: Corpus) -> str:
         """Return the key of a corpus's shards, from fingerprints.json or else from a corpus card of the archive."""
-        corpus = CORPORA[corpus] if isinstance(corpus, str) else corpus
         key = self.fingerprints.get("data", {}).get(content_key(corpus), "")
         key = key or next((key for key, packed in self.corpora.items() if packed == corpus), "")
         _need(key, f"it does not say which text the corpus {corpus.name!r} is")

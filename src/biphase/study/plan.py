@@ -32,7 +32,7 @@ from biphase.data.corpus import Absent, HashMemory, shards_key
 from biphase.errors import BiphaseError, SpecError, StoreError, no_safetensors
 from biphase.keys import Identities, Keyring
 from biphase.metadata import read_card, text, whole
-from biphase.presets import CORPORA, resolved_corpus, shares_of, sources_of
+from biphase.presets import resolved_corpus, shares_of, sources_of
 from biphase.records import KEY_LENGTH, content_key, encode
 from biphase.specs import BPE, Blend, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
 from biphase.store import CHECKSUM, Store, read_checked, with_checksum, write_json
@@ -51,7 +51,7 @@ AnyCorpus = str | Corpus | Blend
 def identities(store: Store) -> Identities:
     """Return functions that fingerprint corpora, models and tasks on this machine, each cached."""
     return Identities(
-        data=cache(lambda corpus: shards_key(CORPORA[corpus] if isinstance(corpus, str) else corpus, store)),
+        data=cache(lambda corpus: shards_key(corpus, store)),
         hub=cache(lambda model: _remembered("hub", model, store) or _hub_fingerprint(model, store)),
         task=cache(lambda task: _task_key(task, store)),
         reads=cache(lambda model: _remembered("reads", model, store) or _tokenizer_fingerprint(model, store)),
@@ -72,14 +72,10 @@ def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]
     return {kind: dict(sorted(some.items())) for kind, some in fingerprints.items()}
 
 
-def trained_runs(study: Study) -> list[Pretrain]:
-    """Return the runs of a study that read a corpus, including the runs they continue."""
-    return [ancestor for run in study.runs for ancestor in reversed(run.lineage) if ancestor.corpus]
-
-
 def corpora_of(study: Study) -> list[Corpus]:
-    """Return the corpora of a study's runs and of the runs they continue."""
-    return list(dict.fromkeys(corpus for run in trained_runs(study) for corpus in sources_of(run)))
+    """Return the corpora of a study's runs and of the runs they continue, but not of those that train nothing."""
+    runs = [ancestor for run in study.runs for ancestor in reversed(run.lineage) if ancestor.corpus]
+    return list(dict.fromkeys(corpus for run in runs for corpus in sources_of(run)))
 
 
 def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:

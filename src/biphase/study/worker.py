@@ -389,9 +389,9 @@ class Worker:
 
     def _merge(self, job: TrainingJob, sources: dict[Corpus, Shards], title: str) -> None:
         if self.ranks.first:
-            shards = next(iter(sources.values()))
-            about = {"store": self.store, "identities": self.identities, "ranks": self.ranks}
-            publish_merge(job.run, shards=shards, sources=sources, **about)
+            publish_merge(
+                job.run, store=self.store, sources=sources, identities=self.identities, ranks=self.ranks
+            )
         self.ranks.wait()
         self.outcome.computed += 1
         if self.ranks.first:

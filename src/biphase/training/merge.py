@@ -36,7 +36,7 @@ from biphase.store import Store, publish, verify, write_json
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import Progress
 from biphase.training.distributed import Ranks
-from biphase.training.pretrain import heldout_losses, mask_words, reading, starting_model, streams_of
+from biphase.training.pretrain import heldout_losses, mask_words, starting_model, streams_of
 from biphase.training.tensors import PendingTensor, Tensors, write
 
 
@@ -55,15 +55,12 @@ def publish_merge(
     run: Pretrain,
     *,
     store: Store,
-    shards: Shards,
+    sources: Mapping[Corpus, Shards],  # of each corpus that the run reads
     identities: Identities,
     ranks: Ranks,
-    sources: Mapping[Corpus, Shards] | None = None,
 ) -> None:
-    """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone.
-
-    `sources`: the shards of all corpora that the run reads, if those are several.
-    """
+    """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone."""
+    shards = next(iter(sources.values()))
     merge = run.start
     assert isinstance(merge, Merge)
     run = replace(run, stages=(), keep=())  # the checkpoint is of the merge, not of what trains on after it
@@ -97,7 +94,7 @@ def publish_merge(
             "key": key,
             "run": encode(run),
             "origin_step": run.origin_step,
-            **reading(read, run.origin_sample),
+            **read.reading(run.origin_sample),
             "progress": asdict(progress),
         }
         write_json(folder / "checkpoint.json", about)

@@ -31,7 +31,6 @@ from torch import Tensor
 from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
 from biphase.data.stream import (
-    BlendedStream,
     Stream,
     heldout_stream,
     load_ahead,
@@ -178,12 +177,6 @@ def streams_of(
     every = sources or {sources_of(run)[0]: shards}
     heldout = [every[corpus] for corpus in shares_of(run.corpus, run)]
     return training_stream(run, every, words=words), heldout_stream(heldout, run.packing, words=words)
-
-
-def reading(stream: Stream, samples: int) -> dict[str, Any]:
-    """Return what a checkpoint records of the text read up to the sample index `samples`."""
-    about = {"epochs": stream.epochs(samples), "tokens_left_out": stream.tokens_left_out}
-    return about | ({"sources": stream.read(samples)} if isinstance(stream, BlendedStream) else {})
 
 
 @torch.no_grad()
@@ -857,7 +850,7 @@ class Pretraining:
         about = {
             "run": encode(self.run),
             "origin_step": self.run.origin_step,
-            **reading(self.stream, self.progress.next_sample),
+            **self.stream.reading(self.progress.next_sample),
             "times": dict(self.times),
             "progress": asdict(self.progress),
         }

@@ -68,13 +68,9 @@ DEVICES = ByName(
 )
 
 
-def corpus_of(run: Pretrain) -> Corpus | Blend:
-    """The corpus or blend of a run, looked up where the run gives names."""
-    return resolved_corpus(run.corpus, run)
-
-
-def resolved_corpus(corpus: str | Corpus | Blend, run: Pretrain) -> Corpus | Blend:
-    """Return a corpus or blend that a run reads, with records in place of names."""
+def corpus_of(run: Pretrain, corpus: str | Corpus | Blend = "") -> Corpus | Blend:
+    """Return the corpus or blend of a run, or of one of its stages, with records in place of names."""
+    corpus = corpus or run.corpus
     if isinstance(corpus, Blend):
         return replace(corpus, sources=tuple(shares_of(corpus, run).items()))
     return next(iter(shares_of(corpus, run)))

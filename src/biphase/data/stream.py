@@ -317,6 +317,14 @@ def _vocabulary(shards: Shards, *, words: bool) -> Vocabulary:
     return Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids, table)
 
 
+def streams_of(
+    run: Pretrain, sources: Mapping[Corpus, Shards], *, words: bool = False
+) -> tuple[Stream, Stream]:
+    """Return the streams of a run's training rows, and of the held-out rows of its `corpus`."""
+    heldout = [sources[corpus] for corpus in shares_of(run.corpus, run)]
+    return training_stream(run, sources, words=words), heldout_stream(heldout, run.packing, words=words)
+
+
 def heldout_stream(shards: Shards | Sequence[Shards], packing: Packing, *, words: bool = False) -> Stream:
     """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed.
 

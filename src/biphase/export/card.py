@@ -316,25 +316,19 @@ def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:
         if source.parent.name == CONVERTED and isinstance(start, Hub):
             name = f"of {describe_start(start)}, converted"
         tokenizer = f"{name}, mask token {card['mask_rule']}"
+    read = checkpoint.about.get("sources", {}).items()
+    each = ", ".join(f"{name} {source['epochs']:.2f} times" for name, source in read)
     rows = [
         ("corpus", corpus_of(run).name),
         ("source", ", ".join(without_folders(source.source) for source in sources)),
-    ]
-    if len(sources) == 1:
-        rows += [
-            ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
-            (
-                "held out",
-                f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents",
-            ),
-            ("fingerprint", card["fingerprint"]),
-        ]
-    read = checkpoint.about.get("sources", {}).items()
-    each = ", ".join(f"{name} {source['epochs']:.2f} times" for name, source in read)
-    rows += [
+        ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
         ("read so far", each or f"{checkpoint.about['epochs']:.2f} times"),
+        ("held out", f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents"),
         ("tokenizer", f"{tokenizer}, {card['vocab']:,} entries"),
+        ("fingerprint", card["fingerprint"]),
     ]
+    of_one = ("to train on", "held out", "fingerprint") if len(sources) > 1 else ()
+    rows = [row for row in rows if row[0] not in of_one]
     return Section("Data", ("what", "which"), rows)
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -261,23 +262,25 @@ class Epochs:
 
     def at(self, result: str, step: int | None = None) -> float | None:
         """How often a result has read its corpus, in total or up to a step counted from the root; None: not known."""
-        return max(self.by_corpus(result, step).values(), default=None)
+        path, epochs = self._path(result, step), self.by_corpus(result, step)
+        times = [epochs[read[0]] for read in _reads(path[-1])] if path else []
+        return max(times) if times and not any(map(math.isnan, times)) else None
 
     def by_corpus(self, result: str, step: int | None = None) -> dict[Corpus, float]:
-        """The same of each corpus that is read last; empty if one is not known."""
-        path = self._plan.path(self._plan.results[result])
-        path = [job for job in path if step is None or job.span[0] < step]
-        epochs = dict.fromkeys((read[0] for read in _reads(path[-1])), 0.0) if path else {}
-        for job in path:
+        """The same of every corpus that it has read; NaN: not known."""
+        epochs: dict[Corpus, float] = {}
+        for job in self._path(result, step):
             first, until = job.span
+            steps = (until if step is None else min(until, step)) - first
             for read, share in _reads(job).items():
-                rows = self._corpus_rows(read)
-                if read[0] in epochs and rows is None:
-                    return {}
-                if read[0] in epochs and rows:
-                    steps = (until if step is None else min(until, step)) - first
-                    epochs[read[0]] += steps * job.run.rows_per_step * share / rows
+                rows = self._corpus_rows(read) or math.nan
+                before = epochs.get(read[0], 0.0)
+                epochs[read[0]] = before + steps * job.run.rows_per_step * share / rows
         return epochs
+
+    def _path(self, result: str, step: int | None) -> list[TrainingJob]:
+        path = self._plan.path(self._plan.results[result])
+        return [job for job in path if step is None or job.span[0] < step]
 
     def tokens(self, result: str) -> int | None:
         """The tokens in one epoch of the one corpus that a result reads last, counted in whole rows."""

@@ -87,7 +87,7 @@ def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
         key, card = card_of(corpus, store)
         note = f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
         for run in mixed:
-            if at := epochs.by_corpus(run).get(corpus):
+            if (at := epochs.by_corpus(run).get(corpus, 0.0)) > 0:
                 note += f"; {run} reads it {at:.2f} times{': repeated' if at > REPEATED else ''}"
         yield Data(corpus.name, "corpus", corpus.source, key, note)
 

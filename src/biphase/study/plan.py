@@ -32,7 +32,7 @@ from biphase.data.corpus import Absent, HashMemory, shards_key
 from biphase.errors import BiphaseError, SpecError, StoreError, no_safetensors
 from biphase.keys import Identities, Keyring
 from biphase.metadata import read_card, text, whole
-from biphase.presets import resolved_corpus, shares_of, sources_of
+from biphase.presets import corpus_of, shares_of, sources_of
 from biphase.records import KEY_LENGTH, content_key, encode
 from biphase.specs import BPE, Blend, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
 from biphase.store import CHECKSUM, Store, read_checked, with_checksum, write_json
@@ -439,7 +439,7 @@ def resolve(study: Study, tokens: Callable[[Corpus], int]) -> Study:
 
 def _settled(corpus: AnyCorpus, run: Pretrain, tokens: Callable[[Corpus], int]) -> AnyCorpus:
     """Return a run's corpus in place of its name, and shares in place of a temperature; "" if there is none."""
-    found = resolved_corpus(corpus, run) if corpus else ""
+    found = corpus_of(run, corpus) if corpus else ""
     if isinstance(found, Blend) and found.temperature:
         return found.by_size(_sizes(found, run, "a blend with a temperature", tokens))
     return found

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
-from biphase.data.stream import Stream
+from biphase.data.stream import streams_of, training_stream
 from biphase.errors import ModelError
 from biphase.keys import Identities, Keyring
 from biphase.models.backbone import LanguageModel, set_rope_base
@@ -36,7 +36,7 @@ from biphase.store import Store, publish, verify, write_json
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import Progress
 from biphase.training.distributed import Ranks
-from biphase.training.pretrain import heldout_losses, mask_words, starting_model, streams_of
+from biphase.training.pretrain import heldout_losses, mask_words, starting_model
 from biphase.training.tensors import PendingTensor, Tensors, write
 
 
@@ -52,12 +52,7 @@ class Summand:
 
 
 def publish_merge(
-    run: Pretrain,
-    *,
-    store: Store,
-    sources: Mapping[Corpus, Shards],  # of each corpus that the run reads
-    identities: Identities,
-    ranks: Ranks,
+    run: Pretrain, *, store: Store, sources: Mapping[Corpus, Shards], identities: Identities, ranks: Ranks
 ) -> None:
     """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone."""
     shards = next(iter(sources.values()))
@@ -84,9 +79,7 @@ def publish_merge(
         if store.has(store.checkpoints / before):
             progress = replace(checkpoint.progress_of(store, before), step=0, next_sample=run.origin_sample)
             lines = checkpoint.metrics_of(store, before)
-        own = _objectives(run.sources[0])
-        read, unread = streams_of(run, shards, sources, words=mask_words(own))
-        losses = _heldout(run, folder, shards, unread, own, ranks) if unread.rows else {}
+        losses = _heldout(run, folder, sources, ranks)
         if losses:
             lines = [*lines, {"step": run.origin_step, "heldout": losses}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -94,7 +87,7 @@ def publish_merge(
             "key": key,
             "run": encode(run),
             "origin_step": run.origin_step,
-            **read.reading(run.origin_sample),
+            **training_stream(run, sources).reading(run.origin_sample),
             "progress": asdict(progress),
         }
         write_json(folder / "checkpoint.json", about)
@@ -156,12 +149,13 @@ def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, 
     return Summand(f"the start of {part.run.name}", weight, shapes, dtypes, weights.__getitem__)
 
 
-def _heldout(
-    run: Pretrain, folder: Path, shards: Shards, stream: Stream, own: tuple[RowObjective, ...], ranks: Ranks
-) -> dict[str, float]:
+def _heldout(run: Pretrain, folder: Path, sources: Mapping[Corpus, Shards], ranks: Ranks) -> dict[str, float]:
     """Return the held-out losses of the mean in `folder`, computed by this process alone."""
-    device = ranks.device
-    model = starting_model(run, shards)
+    own, device = _objectives(run.sources[0]), ranks.device
+    stream = streams_of(run, sources, words=mask_words(own))[1]
+    if not stream.rows:
+        return {}
+    model = starting_model(run, next(iter(sources.values())))
     with Tensors(folder, "model") as saved, torch.no_grad():
         weights = model.model.state_dict()
         for name in saved.shapes:

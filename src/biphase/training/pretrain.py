@@ -30,14 +30,7 @@ from torch import Tensor
 
 from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
-from biphase.data.stream import (
-    Stream,
-    heldout_stream,
-    load_ahead,
-    passes_of,
-    share,
-    training_stream,
-)
+from biphase.data.stream import Stream, load_ahead, passes_of, share, streams_of
 from biphase.data.tokenizer import Special, load
 from biphase.errors import StoreError, TrainingError
 from biphase.keys import Identities, checkpoint_key
@@ -54,7 +47,7 @@ from biphase.models.backbone import (
 )
 from biphase.models.native import is_masked, masked_forms
 from biphase.objectives import Batch, assign
-from biphase.presets import shares_of, sources_of
+from biphase.presets import sources_of
 from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
@@ -168,15 +161,6 @@ def model_of_checkpoint(run: Pretrain, key: str | None, store: Store, shards: Sh
 def mask_words(objectives: Iterable[RowObjective]) -> bool:
     """Return whether any of the objectives masks whole words, so that its stream needs the table of words."""
     return any(getattr(objective, "unit", "") == "word" for objective in objectives)
-
-
-def streams_of(
-    run: Pretrain, shards: Shards, sources: Mapping[Corpus, Shards] | None = None, *, words: bool
-) -> tuple[Stream, Stream]:
-    """Return the streams of a run's training rows, and of the held-out rows of its `corpus`."""
-    every = sources or {sources_of(run)[0]: shards}
-    heldout = [every[corpus] for corpus in shares_of(run.corpus, run)]
-    return training_stream(run, every, words=words), heldout_stream(heldout, run.packing, words=words)
 
 
 @torch.no_grad()
@@ -458,7 +442,7 @@ class Pretraining:
         self.title, self.live = title or run.name, live
         self.key = checkpoint_key(run, target, identities)
         words = mask_words(part.objective for phase in run.phases for part in phase.objective.parts_at(0))
-        self.stream, self.heldout = streams_of(run, shards, sources, words=words)
+        self.stream, self.heldout = streams_of(run, sources or {sources_of(run)[0]: shards}, words=words)
         self.rope_base = 0.0  # 0: the model's own
         self.phase: Phase | None = None  # the one that the model was last prepared for
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one

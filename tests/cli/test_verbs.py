@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from biphase import CATALOG, CLM, MLM, WSD, Classify, Finetune, Retrieve, Stage, Study, Task, cli
+from biphase.specs.study import PAPERS
 from biphase.store import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,17 @@ def test_control_characters_of_a_study_or_a_path_are_escaped(tiny_run, study_fil
         assert r"\x1b]0;owned\x07 Do they?" in printed
         assert "\x1b" not in printed
     assert r"\x1b[2J.py" in verb("plan", tmp_path / "\x1b[2J.py")[2]
+
+
+def test_papers_lists_what_their_studies_cost(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = biphase("papers", "--device", "h200").splitlines()
+    titles = [line for line in lines if line.endswith(" claims")]
+    assert [line.split(":")[0] for line in titles] == list(PAPERS)
+    (cost,) = [line for line in lines if "papers/dual_objective/gpu:" in line]
+    for part in ("10 runs", "min on h200", "GB of disk"):
+        assert part in cost
+    assert not list(tmp_path.iterdir())
 
 
 def test_run_shows_losses_and_writes_them_for_tensorboard(study, store):
@@ -113,26 +125,6 @@ def test_a_mistake_is_refused_in_one_line(verb, study, store, monkeypatch, words
     assert err.count("\n") == 1
     assert err.startswith("error: ")
     assert fact in err
-
-
-@pytest.mark.parametrize("words", [[], ["ledger"]])
-def test_without_a_verb_the_help_is_shown(verb, words):
-    code, out, err = verb(*words)
-    assert code == 2
-    assert "Usage: " in out + err
-    assert "error: " not in err
-
-
-def test_a_failed_job_has_exit_code_1(study, store, monkeypatch):
-    from biphase.training.pretrain import Pretraining
-
-    def fails(self):
-        raise RuntimeError("no luck")
-
-    monkeypatch.setattr(Pretraining, "train", fails)
-    said = biphase("run", study, "--store", store.root, "--quiet", code=1)
-    assert "failed" in said
-    assert "no luck" in biphase("status", study, "--store", store.root)
 
 
 EPOCHS = """
@@ -359,48 +351,3 @@ def test_a_failed_fine_tuning_has_exit_code_1_and_is_retried(tuned, store):
         "run", study, "--store", store.root, "--quiet"
     )
     assert "failed" not in biphase("status", study, "--store", store.root)
-
-
-# Imports once, forks twice: what is slow about a process is not what is asked here.
-TWO_WORKERS = """
-import os, sys
-import biphase.study.worker
-from biphase.cli import main
-
-study, store, *said = sys.argv[1:]
-children = []
-for path in said:
-    child = os.fork()
-    if not child:
-        out = os.open(path, os.O_WRONLY | os.O_CREAT)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        sys.argv = ["biphase", "run", study, "--store", store, "--quiet"]
-        main()
-    children.append(child)
-print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-"""
-
-
-def test_two_workers_in_two_processes_share_a_grid(tuned, store, tmp_path):
-    study = tuned()
-    said = [tmp_path / "one.txt", tmp_path / "two.txt"]
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_WORKERS, study, store.root, *said],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.split() == ["0", "0"], [path.read_text() for path in said]
-    assert all("all 3 training jobs and 16 fine-tunings are done" in path.read_text() for path in said)
-    computed = [
-        line.split("fine-tunings  ")[1].split("   ")[0]
-        for path in said
-        for line in path.read_text().splitlines()
-        if "% on validation " in line
-    ]
-    assert len(computed) == len(set(computed)) == 16, "each by one of them"
-    assert len(list(store.trials.iterdir())) == 24
-    assert json.loads(biphase("status", study, "--store", store.root, "--json"))["takeovers"] == 0
-    assert not list(store.leases.glob("*.lease"))
-    assert not list(store.attempts.iterdir())

@@ -1,4 +1,4 @@
-"""Every study file in studies/ plans, comes back from its plan.json, and prints; the paper's is complete."""
+"""Every study in studies/ and of the papers plans, comes back from its plan.json, and prints; the paper's is complete."""
 
 import json
 from pathlib import Path
@@ -8,26 +8,26 @@ import pytest
 from biphase import Hub
 from biphase.keys import Identities
 from biphase.papers import papers_of
-from biphase.presets import SIZES
 from biphase.report import verdicts
-from biphase.specs import WSD, Pretrain
+from biphase.specs.study import PAPERS
 from biphase.store import Store
 from biphase.study.describe import PAGE, Bill, plan_json, render
 from biphase.study.ledger import Count
-from biphase.study.load import load
+from biphase.study.load import load, studies_of
 from biphase.study.plan import Plan, make_plan, save_plan
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
+STUDIES += [Path(study) for paper in PAPERS for study in studies_of(paper)]
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")
 OUTSIDE = Identities(data=lambda corpus: corpus.name, hub=lambda hub: f"{hub.source}@{hub.revision}")
 
 
 def planned(name: str) -> Plan:
-    loaded = load(next(path for path in STUDIES if path.stem == name))
+    loaded = load(next(path for path in STUDIES if name in (path.stem, str(path))))
     return make_plan(loaded.study, OUTSIDE, loaded.question)
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
     loaded = load(path)
     assert loaded.question
@@ -39,14 +39,12 @@ def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
     assert make_plan(back.study, OUTSIDE, back.question).to_json() == plan.to_json()
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_study_is_printed_on_the_page(path):
-    plan = planned(path.stem)
+    plan = planned(str(path))
     claims = verdicts.render(verdicts.prospects(plan, None, papers_of(plan.study)))
     bill = Bill("h200", 0.4)
-    text = render(
-        plan, done=(), tuned=Count(0, 1), bill=bill, command_path=f"studies/{path.name}", claims=claims
-    )
+    text = render(plan, done=(), tuned=Count(0, 1), bill=bill, command_path=str(path), claims=claims)
     assert "\n".join(claims) in text
     assert max(map(len, text.splitlines())) <= PAGE
     assert all(name in text for name in plan.results)
@@ -83,19 +81,6 @@ def test_the_paper_has_its_38_models_and_12_checkpoints_under_their_names():
     assert not any(plan.jobs[plan.results[name]].decaying for name in ON_THE_WAY)
     finetune = plan.study.finetune
     assert (finetune.protocol, 50 * finetune.scores, 50 * finetune.finetunings) == ("paper", 18_000, 15_000)
-
-
-def test_the_names_of_the_paper_say_what_is_trained():
-    for run in planned("paper").study.runs:
-        words = run.name.split("-")
-        assert run.schedule == WSD(5e-4, 0 if isinstance(run.start, Pretrain) else 2_000, 2_000)
-        before = run.start.steps if isinstance(run.start, Pretrain) else 0
-        assert before + run.steps == int(words[-1][:-1]) * 1_000
-        root = run.start.start if isinstance(run.start, Pretrain) else run.start
-        assert root == SIZES[words[0]]
-        assert (words[2] == "dec42k") == (before == 42_000)
-        if len(words) == 5 and not before:
-            assert run.stages[0].steps == int(words[2][:-1]) * 1_000
 
 
 def own_steps(plan: Plan, names: set[str], beyond: set[str]) -> int:

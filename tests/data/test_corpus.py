@@ -3,7 +3,6 @@
 import gzip
 import json
 import os
-import shlex
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +15,6 @@ from biphase.data import corpus as corpora
 from biphase.data.corpus import Absent, FilePosition, HubSource, Tally, blocks, on_hub, parse, resolve
 from biphase.errors import DataError
 from biphase.keys import data_key
-from biphase.presets import CORPORA
 from biphase.records import encode
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store, publish, write_json
@@ -77,11 +75,6 @@ EVERYTHING = ["b.txt", "sub/a.jsonl", "sub/deep/c.txt"]
 def test_a_file_a_folder_or_a_pattern_means_its_files_without_hidden_ones(folder, source, expected):
     write_files(folder, ".hidden", ".cache/x.txt")
     assert names(folder / source) == expected
-
-
-def test_a_name_that_exists_is_not_a_pattern(folder):
-    odd = folder.rename(folder.with_name("[old] *corpus"))
-    assert names(odd / "b.txt") == names(odd / "*.txt") == ["b.txt"]
 
 
 @pytest.mark.parametrize(
@@ -182,24 +175,6 @@ def test_the_hub_and_a_copy_of_it_have_the_same_files(tmp_path, source, heldout)
         assert list(corpora.texts_of(corpus, part)) == list(corpora.texts_of(corpus, other))
 
 
-@pytest.mark.parametrize(
-    ("source", "heldout", "facts"),
-    [
-        ("other/*.parquet", "", ["other/*.parquet"]),
-        ("*", "", ["README.md", ".txt"]),
-        ("data/*", "data", ["held out"]),
-        ("data/*", "absent", ["absent"]),
-    ],
-)
-def test_bad_hub_sources_are_refused(source, heldout, facts):
-    hub = MemoryFileSystem()
-    for name in ("README.md", "data/a.txt"):
-        hub.pipe_file(f"/datasets/owner/bad@abc/{name}", b"text")
-    with pytest.raises(DataError) as caught:
-        on_hub(corpus_of(f"hf://owner/bad@abc/{source}", heldout=heldout), hub)
-    assert all(fact in str(caught.value) for fact in facts)
-
-
 @pytest.mark.parametrize("method", ["glob", "open"])
 def test_a_hub_that_cannot_be_reached_gives_the_commands_to_do_without(method, monkeypatch):
     def broken(*_, **__):
@@ -217,14 +192,6 @@ def test_a_hub_that_cannot_be_reached_gives_the_commands_to_do_without(method, m
         "biphase tokenize 'hf://owner/fails@abc/*.jsonl' --tokenizer bpe:300 --heldout held --from FOLDER",
     ):
         assert fact in str(caught.value)
-
-
-def test_the_tokenize_command_names_what_the_command_line_knows():
-    assert corpora.tokenize_command(CORPORA["fineweb-edu"]) == "biphase tokenize fineweb-edu"
-    same_name = Corpus("fineweb-edu", "hf://o/n@1/a b/*.txt", Pretrained("o/t", revision="2"), text="body")
-    assert shlex.split(corpora.tokenize_command(same_name)) == [
-        "biphase", "tokenize", "hf://o/n@1/a b/*.txt", "--tokenizer", "o/t@2", "--text", "body",
-    ]  # fmt: skip
 
 
 # ---------------------------------------------------------------- content
@@ -256,32 +223,6 @@ def test_a_changed_file_is_hashed_and_an_unchanged_one_is_not_read_again(folder,
     assert corpora.corpus_fingerprint(corpus_of(folder), store) != before
     assert "b.txt" in opened
     assert "a.jsonl" not in opened
-
-
-def test_a_damaged_cache_or_a_store_that_cannot_be_written_costs_only_time(folder, store, tmp_path):
-    before = corpora.corpus_fingerprint(corpus_of(folder), store)
-    for damage in ("{", "[]", '{"x": 1}'):
-        (store.root / "corpora" / "cache.json").write_text(damage)
-        assert corpora.corpus_fingerprint(corpus_of(folder), store) == before
-    (tmp_path / "file").touch()
-    assert corpora.corpus_fingerprint(corpus_of(folder), Store(tmp_path / "file" / "store")) == before
-
-
-@pytest.mark.parametrize("fault", ["Permission denied", "being written"])
-def test_a_file_that_cannot_be_hashed_is_named(folder, store, monkeypatch, fault):
-    real = Path.open
-
-    def open_file(path, *rest, **named):
-        if path.name == "b.txt" and fault == "being written":
-            with real(path, "a") as other:
-                other.write("more")
-        elif path.name == "b.txt":
-            raise PermissionError(13, fault, str(path))
-        return real(path, *rest, **named)
-
-    monkeypatch.setattr(Path, "open", open_file)
-    with pytest.raises(DataError, match=rf"b.txt .*{fault}"):
-        corpora.corpus_fingerprint(corpus_of(folder), store)
 
 
 def test_the_tokenizer_fingerprint_depends_on_what_determines_it(tmp_path, store):

@@ -13,10 +13,10 @@ from small_studies import K, claims_of, clm, mlm, run, study, two
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.report import verdicts
-from biphase.report.build import latex, markdown
 from biphase.report.content import collect
 from biphase.report.contrasts import ClaimPart, Contrast
 from biphase.report.evidence import gather
+from biphase.report.page.render import latex, markdown
 from biphase.report.page.render import render as render_page
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.verdicts import (
@@ -588,7 +588,7 @@ def test_both_spreads_are_measured_where_the_ledger_has_pretraining_seeds(plan_o
     runs = [replace(clm(42 * K), name=f"clm{seed}", seed=seed) for seed in range(400)]
     plan = plan_of(pair(*runs, lrs=(1e-5,), seeds=(0, 1)))
     evidence = evidence_of(plan, lambda model, task, shape: 50 + draw.normal(0, 3) + draw.normal(0, 1, shape))
-    ((tuning, pretraining),) = verdicts._measured(evidence).values()
+    ((tuning, pretraining),) = verdicts.measured_spread(evidence).values()
     assert tuning == pytest.approx(1.0, rel=0.1)
     assert pretraining == pytest.approx(3.0, rel=0.1)
 

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from biphase import BPE, CLM, MLM, WSD, Corpus, Hub, Pretrain, Pretrained, Stage
 from biphase.errors import SpecError, StoreError
 from biphase.presets import CORPORA, LLAMA3, SIZES
 from biphase.store import Store
-from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, tokenizer_named
+from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, studies_of, tokenizer_named
 from biphase.study.plan import identities
 
 # ---------------------------------------------------------------- study files
@@ -49,6 +48,20 @@ def written(folder, text, name="mine.py"):
 def test_a_study_file_gives_its_study_and_its_question(tmp_path):
     loaded = load(str(written(tmp_path, GOOD)))
     assert (loaded.study, loaded.question) == (STUDY, "Does it work?")
+
+
+def test_the_studies_of_a_paper_are_named_by_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [load(path).study.name for path in studies_of("detour")]
+    assert names == ["detour", "detour-small", "detour-gpu"]
+    assert load("papers/detour/").study == load(Path("papers/detour")).study
+    assert "'detuor'; did you mean 'detour'" in refusal("papers/detuor")
+    assert "'tiny'; known: small, gpu" in refusal("papers/detour/tiny")
+    assert studies_of("gisserot2025") == []
+    assert "'gisserot2025'" in refusal("papers/gisserot2025")
+    own = tmp_path / "papers"
+    own.mkdir()
+    assert load(str(written(own, GOOD))).study == STUDY  # a file of one's own in a folder of that name
 
 
 WRONG = {
@@ -391,25 +404,3 @@ def test_where_the_hub_cannot_be_reached_the_copy_counts(bare, tmp_path):
     assert known == f"some/model {OTHER}"
     assert unknown.startswith("refused: ")
     assert read_pins(bare) == {"some/model": OTHER}
-
-
-def test_processes_that_pin_at_once_lose_nothing_and_agree(bare, tmp_path):
-    """Four, each with models of its own and all with the same ones, which each believes at another commit."""
-    shared = [f"same/model-{n}" for n in range(30)]
-    working = []
-    for number in range(4):
-        own = [f"own/{number}-{n}" for n in range(30)]
-        cache = fill_cache(tmp_path / f"cache-{number}", dict.fromkeys([*shared, *own], str(number) * 40))
-        names = [name for pair in zip(shared, own, strict=True) for name in pair]
-        working.append(start(bare, *names, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache)))
-    while any(process.poll() is None for process in working):  # a reader finds it whole at every moment
-        if (bare.root / "pins.json").exists():
-            read_pins(bare)
-        time.sleep(0.001)
-    told = [dict(line.split() for line in lines(process)) for process in working]
-    final = read_pins(bare)
-    assert len(final) == 30 + 4 * 30
-    for number, one in enumerate(told):
-        assert all(final[name] == commit for name, commit in one.items())
-        assert all(one[f"own/{number}-{n}"] == str(number) * 40 for n in range(30))
-    assert not list(bare.root.glob("*.part"))

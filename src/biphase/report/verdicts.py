@@ -267,8 +267,9 @@ class Examined:
 
 def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]:
     """Every claim that a report tests: those of papers, if the study pretrains two models or more, then its own."""
+    trained = sum(bool(model.recipe.spans) for model in study.models.values())
     pairs: list[tuple[Statement, Paper | None]] = [
-        (one, paper) for paper in papers for one in paper.statements if len(study.pretrained) > 1
+        (one, paper) for paper in papers for one in paper.statements if trained > 1
     ]
     beside = papers[0] if papers else None
     pairs += [(own_statement(study, claim), beside) for claim in study.plan.study.claims]
@@ -557,7 +558,12 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
     for family, names in study.families.items():
         theirs = paper.tasks.get(family, ())
         if used & set(names) and set(names) != set(theirs):
-            yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(list(theirs))}."
+            mean = (
+                f"the paper's is the mean of {listed(list(theirs))}"
+                if theirs
+                else "the paper has none of these"
+            )
+            yield f"{family} here is {listed(list(names))}; {mean}."
     # Families whose metric is the same under every protocol
     same = [short for short, family in FAMILIES.items() if len(set(family.selects.values())) == 1]
     same_metric = used <= {task for short in same for task in paper.tasks.get(short, ())}
@@ -616,7 +622,7 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     tested = [any(max(_seeds_of(test, study)) > 1 for test in claim.tests) for claim in claims]
     looks = plan.study.looks
     level = (Looks(looks).level(looks[-1]) if looks else ALPHA) / max(1, sum(tested))
-    measured = _measured(evidence) if evidence else {}
+    measured = measured_spread(evidence) if evidence else {}
     shown = set(study.families).union(*(claim.statement.on for claim in claims))
     assumed = {short: _assumed(short, small=_small(plan)) for short in FAMILIES if short in shown}
 
@@ -704,7 +710,7 @@ def _expected(
     )
 
 
-def _measured(evidence: Evidence) -> dict[str, tuple[float, float | None]]:
+def measured_spread(evidence: Evidence) -> dict[str, tuple[float, float | None]]:
     """Task → its spread in this ledger, pooled over all models, or over its family too; None: it does not tell.
 
     Each of the two needs `ENOUGH` degrees of freedom. The variance over pretraining seeds is that of the means of a
@@ -713,14 +719,16 @@ def _measured(evidence: Evidence) -> dict[str, tuple[float, float | None]]:
     # Of each task: squares and degrees of freedom of fine-tunings; the same of the means of pretraining seeds, and the
     # sum of 1 / fine-tunings, with which fine-tuning stands in the latter.
     pooled: dict[str, Floats] = {}
+    # Random weights are noisier than what was trained on them, and no claim is about them.
+    models = [model for model in evidence.models.values() if model.recipe.spans] or evidence.models.values()
     for task in evidence.tasks:
         sums = np.zeros(5)
-        for model in evidence.models.values():
+        for model in models:
             seeds = [100 * row[np.isfinite(row)] for row in evidence.scores(model, task)]
             seeds = [row for row in seeds if row.size > 1]
             for row in seeds:
                 sums[:2] += np.square(row - row.mean()).sum(), row.size - 1
-            if len(seeds) > 1 and model.recipe.spans:
+            if len(seeds) > 1:
                 means, df = np.array([row.mean() for row in seeds]), len(seeds) - 1
                 sums[2:] += (
                     np.square(means - means.mean()).sum(),

@@ -99,7 +99,7 @@ def test_papers_are_named_and_stand_in_no_key():
 
 
 def test_claims_and_papers_are_in_no_key():
-    ids = Identities(data=lambda run: str(run.corpus), hub=lambda hub: hub.source)
+    ids = Identities(data=str, hub=lambda hub: hub.source)
     plain = make_plan(study(), ids)
     for other in (study(claim()), replace(study(), papers="gisserot2025")):
         plan = make_plan(other, ids)

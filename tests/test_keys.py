@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from biphase.catalog import TASKS
 from biphase.keys import Identities, Keyring, checkpoint_key, data_key, finetuning_key, trial_key
-from biphase.presets import SIZES, corpus_of
+from biphase.presets import SIZES
 from biphase.records import decode, encode
 from biphase.specs import (
     BPE,
@@ -33,7 +33,7 @@ from biphase.specs import (
     Uniform,
 )
 
-OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
+OUTSIDE = Identities(data=lambda corpus: f"data of {corpus.name}", hub=lambda hub: f"hub {hub.source}")
 TINY = SIZES["1m"]
 RUN = Pretrain(
     "run",
@@ -256,7 +256,7 @@ def test_a_run_that_goes_on_begins_at_its_parents_end_and_every_step_has_its_own
 
 
 def test_what_lies_outside_the_study_is_in_the_key():
-    other = Identities(data=lambda run: "other", hub=OUTSIDE.hub)
+    other = Identities(data=lambda corpus: "other", hub=OUTSIDE.hub)
     assert checkpoint_key(RUN, 5, other) != checkpoint_key(RUN, 5, OUTSIDE)
     from_hub = replace(RUN, start=Hub("./m"), precision="fp32")
     again = Identities(data=OUTSIDE.data, hub=lambda hub: "retrained")

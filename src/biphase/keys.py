@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from biphase.presets import shares_of
 from biphase.records import content_key, encode
-from biphase.specs import Config, Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
+from biphase.specs import Blend, Config, Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
 
 # Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
@@ -26,7 +27,7 @@ TRIAL_GENERATION = 1  # the same for fine-tuning and scoring
 class Identities:
     """Functions that return the fingerprints of the inputs outside the study file."""
 
-    data: Callable[[Pretrain], str]  # the key of the run's shards
+    data: Callable[[Corpus], str]  # the key of a corpus's shards
     hub: Callable[[Hub], str]
     task: Callable[[Task], str] = content_key  # the key of a dataset and how its examples are presented
     reads: Callable[[Hub], str] = lambda model: ""  # the model's tokenizer, if no revision pins it
@@ -63,7 +64,7 @@ class Keyring:
         if position not in self._keys:
             _, constant, phases = self._constant(run)
             peak = run.first_peak  # rates have one form, whether the schedule or a stage says them
-            done = [_span(run, peak, phase, step) for phase in phases if phase.first < step]
+            done = [self._span(run, peak, phase, step) for phase in phases if phase.first < step]
             rate = _rate_until(run, peak, step)
             self._keys[position] = content_key(
                 {**constant, "learning_rate": rate, "phases": done, "step": step}
@@ -75,7 +76,7 @@ class Keyring:
             constant = {
                 "generation": GENERATION,
                 "start": self._start(run),
-                "data": self._identities.data(run),
+                "data": self._data(run, run.corpus),
                 "first_sample": run.origin_sample,
                 "optimizer_state": run.optimizer_state if run.parent else "new",
                 "packing": encode(run.packing),
@@ -116,16 +117,22 @@ class Keyring:
             case Merge():
                 return {"checkpoint": self.at(run, 0)}
 
+    def _data(self, run: Pretrain, corpus: str | Corpus | Blend) -> str:
+        """Return the key of what is read; that of a blend follows from the keys and shares of its corpora."""
+        keys = [[self._identities.data(source), share] for source, share in shares_of(corpus, run).items()]
+        return content_key({"blend": sorted(keys)}) if isinstance(corpus, Blend) else str(keys[0][0])
 
-def _span(run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
-    """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
-    span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
-    unusual: dict[str, object] = {}
-    peak = phase.peak or run.schedule.peak
-    if peak != first_peak:
-        unusual["peak"] = peak
-    unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
-    return [*span, unusual] if unusual else span
+    def _span(self, run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
+        """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
+        span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
+        unusual: dict[str, object] = {}
+        peak = phase.peak or run.schedule.peak
+        if peak != first_peak:
+            unusual["peak"] = peak
+        unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
+        if phase.corpus:
+            unusual["data"] = self._data(run, phase.corpus)
+        return [*span, unusual] if unusual else span
 
 
 def _rate_until(run: Pretrain, first_peak: float, step: int) -> list[object]:

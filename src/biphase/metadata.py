@@ -75,7 +75,8 @@ _CHECKPOINT: Shape = {
     "key": is_key,
     "run": {},
     "origin_step": count,
-    "epochs": amount,
+    "epochs": amount,  # of a blend, those of the corpus that was read most often
+    "sources?": {"*": {"epochs": amount}},
     "times?": {"*": amount},
     "progress": {
         **dict.fromkeys(("step", "next_sample"), count),

@@ -7,11 +7,12 @@ heads, a feed-forward layer four times as wide.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Literal
 
 from biphase.errors import SpecError, nearest
 from biphase.records import ByName
-from biphase.specs import BPE, Config, Corpus, Pretrain, Pretrained, Size
+from biphase.specs import BPE, Blend, Config, Corpus, Pretrain, Pretrained, Size
 
 SIZES = ByName(
     "size",
@@ -127,13 +128,36 @@ DEVICES = ByName(
 )
 
 
-def corpus_of(run: Pretrain) -> Corpus:
-    """The corpus record of a run, looked up if the run gives a name."""
-    if isinstance(run.corpus, Corpus):
-        return run.corpus
-    if run.corpus not in CORPORA:
-        raise SpecError(
-            f"Pretrain {run.name!r}: there is no corpus {run.corpus!r}; {nearest(run.corpus, CORPORA)} "
-            "Or describe yours: corpus=Corpus('mine', './folder', BPE(32_000))"
-        )
-    return CORPORA[run.corpus]
+def corpus_of(run: Pretrain, corpus: str | Corpus | Blend = "") -> Corpus | Blend:
+    """Return the corpus or blend of a run, or of one of its stages, with records in place of names."""
+    corpus = corpus or run.corpus
+    if isinstance(corpus, Blend):
+        return replace(corpus, sources=tuple(shares_of(corpus, run).items()))
+    return next(iter(shares_of(corpus, run)))
+
+
+def shares_of(corpus: str | Corpus | Blend, run: Pretrain) -> dict[Corpus, float]:
+    """Return the corpora that a run reads where it reads `corpus`, each with its share of the rows.
+
+    The weights of a blend with a temperature are no shares; a plan has those in its place.
+    """
+    shares: dict[Corpus, float] = {}
+    for source, share in corpus.sources if isinstance(corpus, Blend) else ((corpus, 1.0),):
+        if isinstance(source, str) and source not in CORPORA:
+            raise SpecError(
+                f"Pretrain {run.name!r}: there is no corpus {source!r}; {nearest(source, CORPORA)} "
+                "Or describe yours: corpus=Corpus('mine', './folder', BPE(32_000))"
+            )
+        shares[CORPORA[source] if isinstance(source, str) else source] = share
+    return shares
+
+
+def sources_of(run: Pretrain) -> tuple[Corpus, ...]:
+    """Return every corpus that is read up to the end of a run; before others those that train the tokenizer."""
+    every = (run.corpus, *(corpus for _, corpus in run.reads))
+    found = dict.fromkeys(source for corpus in every for source in shares_of(corpus, run))
+    if len({corpus.name for corpus in found}) < len(found):
+        raise SpecError(f"Pretrain {run.name!r}: two corpora that it reads have one name; give each its own")
+    return tuple(
+        sorted(found, key=lambda corpus: isinstance(corpus.tokenizer, BPE) and bool(corpus.tokenizer.on))
+    )

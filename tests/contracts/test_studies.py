@@ -8,7 +8,6 @@ import pytest
 from biphase import Hub
 from biphase.keys import Identities
 from biphase.papers import papers_of
-from biphase.presets import corpus_of
 from biphase.report import verdicts
 from biphase.specs.study import PAPERS
 from biphase.store import Store
@@ -20,7 +19,7 @@ from biphase.study.plan import Plan, make_plan, save_plan
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
 STUDIES += [Path(study) for paper in PAPERS for study in studies_of(paper)]
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")
-OUTSIDE = Identities(data=lambda run: corpus_of(run).name, hub=lambda hub: f"{hub.source}@{hub.revision}")
+OUTSIDE = Identities(data=lambda corpus: corpus.name, hub=lambda hub: f"{hub.source}@{hub.revision}")
 
 
 def planned(name: str) -> Plan:

@@ -85,7 +85,7 @@ def weights(store):
 
 
 def model_of(store, run, key):
-    shards = Shards.open(store.shards / identities(store).data(run))
+    shards = Shards.open(store.shards / identities(store).data(run.corpus))
     return model_of_checkpoint(run, key, store, shards)
 
 
@@ -237,7 +237,7 @@ def test_a_model_with_its_own_tokenizer_is_continued_on_its_corpus_only(
     code, out, err = verb(*command, "--corpus", corpus.source, "--heldout", corpus.heldout)
     assert code == 0, err
     run, _ = run_of(store, end_of(out))
-    assert identities(store).data(run) == identities(store).data(run.start)
+    assert identities(store).data(run.corpus) == identities(store).data(run.start.corpus)
     other = tmp_path / "other.txt"
     other.write_text("".join(f"zebras quickly jump {n} fences\n" for n in range(400)))
     code, _, err = verb(*command, "--corpus", other)
@@ -265,7 +265,7 @@ def test_documents_begin_with_the_model_s_bos_token(adapt, llama, tokenizer_json
     for model in (folder, llama):
         out, _ = adapt(model, steps=1)
         run, _ = run_of(home, end_of(out))
-        shards = Shards.open(home.shards / identities(home).data(run))
+        shards = Shards.open(home.shards / identities(home).data(run.corpus))
         ids = shards.train.span(0, 2_000)
         ends = np.flatnonzero(ids == 0)[:-1]
         firsts[run.corpus.bos] = {int(ids[0]), *ids[ends + 1].tolist()}

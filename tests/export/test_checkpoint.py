@@ -177,7 +177,7 @@ def test_an_adapted_decoder_loads_everywhere_and_is_a_start_again(
     run, key = adapted(folder, corpus, store, work, **fields)
     exported = export_checkpoint(find(key, store), store, tmp_path / "out", onnx=False, say=lambda text: None)
     assert exported.written.architecture == architecture
-    read = Shards.open(store.shards / identities(store).data(run))
+    read = Shards.open(store.shards / identities(store).data(run.corpus))
     assert read.vocab == 321  # a mask token was added
     right = model_of_checkpoint(run, key, store, read).eval()
     assert AutoTokenizer.from_pretrained(exported.folder).mask_token_id == 320

@@ -28,9 +28,7 @@ sys.path.insert(0, str(Path(__file__).parent))  # for small_studies.py
 from synthetic_ledger import FAMILIES, LOST_ELSE, Ledger, Truth, flat_truth, write
 from synthetic_states import put
 
-OUTSIDE = Identities(
-    data=lambda run: str(run.corpus), hub=lambda hub: f"{hub.source}@{hub.revision}", reads=lambda hub: ""
-)
+OUTSIDE = Identities(data=str, hub=lambda hub: f"{hub.source}@{hub.revision}", reads=lambda hub: "")
 
 
 def pretrain(name: str, *stages: Stage, **fields: Any) -> Pretrain:

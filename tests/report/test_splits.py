@@ -22,7 +22,7 @@ from biphase.report.splits import (
 )
 from biphase.study.plan import make_plan
 
-OUTSIDE = Identities(data=lambda run: str(run.corpus), hub=lambda hub: "", reads=lambda hub: "")
+OUTSIDE = Identities(data=str, hub=lambda hub: "", reads=lambda hub: "")
 STEPS, DECAY = 200, 20
 CAUSAL = (0, 50, 100, 150)
 SHARES = np.array(CAUSAL) / STEPS

@@ -37,7 +37,7 @@ from biphase.study.costs import (
 )
 from biphase.study.plan import make_plan
 
-OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source)
+OUTSIDE = Identities(data=lambda corpus: "data", hub=lambda hub: hub.source)
 CORPUS = Corpus("mine", "./texts", BPE(1_000))
 
 

@@ -34,7 +34,7 @@ from biphase.study.describe import (
 from biphase.study.plan import identities, make_plan
 from biphase.study.prices import price_by_flops
 
-OUTSIDE = Identities(data=lambda run: run.corpus.name, hub=lambda hub: hub.source)
+OUTSIDE = Identities(data=lambda corpus: corpus.name, hub=lambda hub: hub.source)
 CORPUS = Corpus("mine", "./texts", BPE(1_000))
 
 

@@ -44,7 +44,7 @@ from biphase.study.ledger import (
 )
 from biphase.study.plan import identities, make_plan
 
-OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source)
+OUTSIDE = Identities(data=lambda corpus: "data", hub=lambda hub: hub.source)
 RUN = Pretrain(
     "run",
     SIZES["1m"],

@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 
 from biphase.errors import SpecError, StoreError
 from biphase.keys import Identities, checkpoint_key
-from biphase.presets import SIZES, corpus_of
+from biphase.presets import SIZES
 from biphase.records import decode
 from biphase.specs import BPE, CLM, MLM, WSD, Chunks, Corpus, Hub, Linear, Pretrain, Rows, Stage, Study
 from biphase.store import Store
 from biphase.study.load import load
 from biphase.study.plan import make_plan, needed_jobs, save_plan
 
-OUTSIDE = Identities(data=lambda run: f"data of {corpus_of(run).name}", hub=lambda hub: f"hub {hub.source}")
+OUTSIDE = Identities(data=lambda corpus: f"data of {corpus.name}", hub=lambda hub: f"hub {hub.source}")
 OBJECTIVES = (CLM(), MLM(0.4), MLM(0.2), MLM(Linear(0.4, 0.2, 3)))
 
 

@@ -52,7 +52,7 @@ from biphase.study.prices import (
 )
 from biphase.text import duration
 
-OUTSIDE = Identities(data=lambda run: "data", hub=lambda hub: hub.source, task=lambda task: task.name)
+OUTSIDE = Identities(data=lambda corpus: "data", hub=lambda hub: hub.source, task=lambda task: task.name)
 CORPUS = Corpus("mine", "./texts", LLAMA3)
 OF = {"size": "210m", "vocab": 128_256, "precision": "bf16"}
 STEP = {"kind": "pretrain", "objective": "mlm", "ratio": 0.4, "packing": "chunks", "length": 2048, "rows": 12}

@@ -14,6 +14,7 @@ from biphase.export.card import recipe, titled
 from biphase.export.folder import saved_checkpoint
 from biphase.keys import Keyring, checkpoint_key
 from biphase.metadata import read_checkpoint_file, read_lines
+from biphase.presets import sources_of
 from biphase.study.build import AdaptOptions, adaptation
 from biphase.study.load import run_named
 from biphase.study.plan import identities, make_plan
@@ -31,7 +32,7 @@ def merged():
         publish_merge(
             run,
             store=store,
-            shards=shards,
+            sources={sources_of(run)[0]: shards},
             identities=identities(store),
             ranks=Ranks(0, 1, torch.device("cpu")),
         )

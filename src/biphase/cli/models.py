@@ -32,7 +32,9 @@ Data = Annotated[Path | None, Option(help="folder with local copies of known tas
 @app.command()
 def adapt(
     model: Model,
-    corpus: str = Option("", help="corpus by name, or a file or folder of text, jsonl, csv or parquet"),
+    corpus: str = Option(
+        "", help="corpus by name, a file or folder, or several with weights: ./web=3,./code=1"
+    ),
     steps: int = Option(1_000, min=1, help="optimizer steps"),
     store_folder: StoreFolder = DEFAULT_STORE,
     objective: str = Option("mlm", help="mlm, or mntp: predict each masked token one position before"),

@@ -368,11 +368,16 @@ def corpus_fingerprint(corpus: Corpus, store: Store, *, again: bool = False) -> 
 def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again: bool = False) -> str:
     """Return the hash of what determines the tokenizer; if local files are absent, the one recorded in the shards."""
     tokenizer = corpus.tokenizer
-    if isinstance(tokenizer, BPE):
+    if isinstance(tokenizer, BPE) and not tokenizer.on:
         return content_key({"bpe": tokenizer.vocab, "content": corpus_fp})
-    if not tokenizer.local:
+    if isinstance(tokenizer, Pretrained) and not tokenizer.local:
         return content_key({"tokenizer": tokenizer.source, "revision": tokenizer.revision})
     try:
+        if isinstance(tokenizer, BPE):
+            assert tokenizer.on
+            return content_key(
+                {"of_shards": fingerprints(tokenizer.on, store, again=again).key(tokenizer.on)}
+            )
         paths = tokenizer_files(tokenizer)
     except Absent as absent:
         return _recorded(corpus, store, "tokenizer_fingerprint", absent)

@@ -13,15 +13,20 @@ epoch·N + index counts every row ever read; its row is f(seed, epoch, index), a
 f(seed, sample index). Step s of a run with R rows per step takes the sample indices [first + s·R, first + (s+1)·R), and
 each process takes its share by rank. The data position of a run is therefore one integer, any number of loader threads
 or processes gives the same batches, and repetitions of a small corpus are counted.
+
+Blends. Each corpus of a blend is a stream of its own, with its own rows, order and epochs, so no row has text of two.
+`SourceSampler` says which corpus a sample index reads, and how many samples of that corpus came before it, which is the
+sample index within that corpus. Both are functions of the sample index, so all of the above holds for blends too.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate, pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -31,8 +36,9 @@ from biphase.data.shards import Shards, Tokens
 from biphase.data.tokenizer import continues_word, load_saved
 from biphase.errors import DataError
 from biphase.objectives import IGNORE, WHOLE, Assigned, Batch, LossTerm, Vocabulary, apply, label_bound
-from biphase.randomness import below, hash_samples, permute, salt
-from biphase.specs import Chunks, RowObjective, Rows
+from biphase.presets import shares_of
+from biphase.randomness import LOW32, below, hash_samples, permute, salt
+from biphase.specs import Chunks, Corpus, Pretrain, RowObjective, Rows
 
 Packing = Chunks | Rows
 
@@ -109,7 +115,7 @@ class Stream:
         stream = cls(shards.train, packing, seed, shards.eos_id, vocabulary)
         if stream.rows == 0:
             raise DataError(
-                f"the corpus has {len(shards.train):,} tokens, fewer than one row of {packing.length:,}; "
+                f"the corpus {shards.card['corpus']['name']!r} has {len(shards.train):,} tokens, fewer than one row of {packing.length:,}; "
                 "use a larger corpus or a shorter packing length"
             )
         return stream
@@ -122,6 +128,11 @@ class Stream:
     def epochs(self, samples: int) -> float:
         """Return the number of epochs after `samples` rows."""
         return samples / self.rows
+
+    def reading(self, samples: int) -> dict[str, Any]:
+        """Return what a checkpoint records of the text that `samples` rows have read."""
+        left_out = len(self.tokens) % self.packing.length
+        return {"epochs": self.epochs(samples), "tokens_left_out": left_out}
 
     def ids(self, samples: Tensor) -> Tensor:
         """Return the true tokens of the sample indices `samples`. (B,) → (B, T)"""
@@ -185,15 +196,152 @@ class Stream:
         )
 
 
+# ---------------------------------------------------------------- blends
+
+
+STRIDE = 0x9E3779B9  # 2³² times the golden ratio's fraction: its multiples modulo 2³² are spread evenly
+
+
+@dataclass(frozen=True)
+class SourceSampler:
+    """Which source each sample index reads, and how many samples of that source came before it.
+
+    Sample d is the point (offset + d · STRIDE) mod 2³², and the points of a source are an interval as long as its share.
+    So any run of samples, such as a batch, has each share up to a few rows. The number of points below a bound has a
+    closed form, so the position in every source is known at any sample without counting.
+    """
+
+    offset: int
+    spans: tuple[tuple[int, tuple[int, ...]], ...]  # first sample, and where the sources' intervals end
+
+    @classmethod
+    def of(cls, seed: int, shares: Sequence[tuple[int, Sequence[float]]]) -> SourceSampler:
+        """Return the sampler of sources that have these shares from these samples on."""
+        spans = []
+        for first, each in shares:
+            sizes = [round(share * 2**32) for share in each]
+            sizes[sizes.index(max(sizes))] += 2**32 - sum(sizes)  # what rounding leaves
+            spans.append((first, tuple(accumulate(sizes))))
+        return cls(salt(seed, "blend"), tuple(spans))
+
+    def counts(self, samples: int) -> list[int]:
+        """Return how many of the first `samples` samples are of each source."""
+        firsts = [*(min(first, samples) for first, _ in self.spans), samples]
+        counts = [0] * len(self.spans[0][1])
+        for (first, until), (_, ends) in zip(pairwise(firsts), self.spans, strict=True):
+            below = [self._below(until, end) - self._below(first, end) for end in (0, *ends)]
+            counts = [count + high - low for count, (low, high) in zip(counts, pairwise(below), strict=True)]
+        return counts
+
+    def _below(self, samples: int, end: int) -> int:
+        """Return how many of the first `samples` points are below `end`."""
+        above = floor_sum(samples, STRIDE, self.offset + 2**32 - end, 2**32)
+        return samples + floor_sum(samples, STRIDE, self.offset, 2**32) - above
+
+    def locate(self, samples: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the source of each sample, and its index within that source, for samples of one step. (B,) → (B,), (B,)"""
+        low, high = int(samples.min()), int(samples.max())
+        ends = next(ends for first, ends in reversed(self.spans) if first <= low)
+        points = (torch.arange(low, high + 1) * STRIDE + self.offset) & LOW32
+        sources = torch.searchsorted(torch.tensor(ends), points, right=True)
+        inside = torch.empty_like(sources)
+        for number, before in enumerate(self.counts(low)):
+            own = sources == number
+            inside[own] = before + torch.arange(int(own.sum()))
+        return sources[samples - low], inside[samples - low]
+
+
+def floor_sum(count: int, step: int, offset: int, modulus: int) -> int:
+    """Return Σ ⌊(step · i + offset) / modulus⌋ for i in range(count), by Euclid's algorithm on step and modulus."""
+    total = 0
+    while count > 0 and modulus > 0:
+        total += count * (count - 1) // 2 * (step // modulus) + count * (offset // modulus)
+        step, offset = step % modulus, offset % modulus
+        count, offset = divmod(step * count + offset, modulus)
+        step, modulus = modulus, step
+    return total
+
+
+@dataclass(frozen=True)
+class BlendedStream(Stream):
+    """The rows of several corpora: those of each in the order of its own stream."""
+
+    streams: Mapping[str, Stream] = field(default_factory=dict)  # by the names of the corpora
+    sampler: SourceSampler = SourceSampler(0, ())
+
+    @classmethod
+    def over(cls, streams: Mapping[str, Stream], sampler: SourceSampler) -> BlendedStream:
+        first = next(iter(streams.values()))
+        own = (getattr(first, each.name) for each in fields(Stream))
+        return cls(*own, streams=streams, sampler=sampler)
+
+    @property
+    def rows(self) -> int:
+        return sum(stream.rows for stream in self.streams.values())
+
+    def reading(self, samples: int) -> dict[str, Any]:
+        """Return the same of each corpus, and the epochs of the one that is read most often."""
+        counts = self.sampler.counts(samples)
+        each = {
+            name: one.reading(count) for (name, one), count in zip(self.streams.items(), counts, strict=True)
+        }
+        return {"epochs": max(one["epochs"] for one in each.values()), "sources": each}
+
+    def ids(self, samples: Tensor) -> Tensor:
+        sources, inside = self.sampler.locate(samples)
+        ids = torch.empty((len(samples), self.packing.length), dtype=torch.int64)
+        for number, stream in enumerate(self.streams.values()):
+            own = sources == number
+            if own.any():
+                ids[own] = stream.ids(inside[own])
+        return ids
+
+
+def training_stream(run: Pretrain, sources: Mapping[Corpus, Shards], *, words: bool = False) -> Stream:
+    """Return the stream of a run's training rows from the shards of every corpus that it reads."""
+    if len({(shards.tokenizer / "tokenizer.json").read_bytes() for shards in sources.values()}) > 1:
+        names = ", ".join(corpus.name for corpus in sources)
+        raise DataError(f"{run.name} reads corpora with different tokenizers: {names}; give all the same one")
+    # In the order of their keys, since the names of corpora mean nothing.
+    order = sorted(sources, key=lambda corpus: sources[corpus].folder.name)
+    streams = {one.name: Stream.of(sources[one], run.packing, run.seed, words=words) for one in order}
+    if len(streams) == 1:
+        return streams[order[0].name]
+    reads = run.reads or ((0, run.corpus),)  # the start of a run has read nothing
+    shares = [(first, [shares_of(read, run).get(one, 0.0) for one in order]) for first, read in reads]
+    return BlendedStream.over(streams, SourceSampler.of(run.seed, shares))
+
+
 def _vocabulary(shards: Shards, *, words: bool) -> Vocabulary:
     table = continues_word(load_saved(shards.tokenizer)) if words else None
     return Vocabulary.of(shards.vocab, shards.mask_id, shards.special_ids, table)
 
 
-def heldout_stream(shards: Shards, packing: Packing, *, words: bool = False) -> Stream:
-    """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed."""
-    vocabulary = _vocabulary(shards, words=words)
-    return Stream(shards.heldout, packing, 0, shards.eos_id, vocabulary, shuffled=False)
+def streams_of(
+    run: Pretrain, sources: Mapping[Corpus, Shards], *, words: bool = False
+) -> tuple[Stream, Stream]:
+    """Return the streams of a run's training rows, and of the held-out rows of its `corpus`."""
+    heldout = [sources[corpus] for corpus in shares_of(run.corpus, run)]
+    return training_stream(run, sources, words=words), heldout_stream(heldout, run.packing, words=words)
+
+
+def heldout_stream(shards: Shards | Sequence[Shards], packing: Packing, *, words: bool = False) -> Stream:
+    """Return the stream of held-out rows, whose order, cuts and masks do not depend on the run's seed.
+
+    Those of several corpora are mixed by their numbers of rows.
+    """
+    several = [shards] if isinstance(shards, Shards) else sorted(shards, key=lambda one: one.folder.name)
+    streams = {
+        one.folder.name: Stream(
+            one.heldout, packing, 0, one.eos_id, _vocabulary(one, words=words), shuffled=False
+        )
+        for one in several
+    }
+    total = sum(stream.rows for stream in streams.values())
+    if len(streams) == 1 or not total:
+        return next(iter(streams.values()))
+    shares = [stream.rows / total for stream in streams.values()]
+    return BlendedStream.over(streams, SourceSampler.of(0, [(0, shares)]))
 
 
 def share(

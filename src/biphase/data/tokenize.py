@@ -433,7 +433,7 @@ class _Tokenization:
 
     def run(self) -> None:
         """Tokenize the corpus into `build`, ready to be published."""
-        self.files = self._files()
+        self.files = self._files(self.corpus)
         self.attempt.begin()
         self.tokenizer = self._tokenizer()
         self.dtype, special = dtype_for(self.tokenizer.vocab), self.tokenizer.special
@@ -451,8 +451,7 @@ class _Tokenization:
                 self.splits.abandon()
         self._finish()
 
-    def _files(self) -> Files:
-        corpus = self.corpus
+    def _files(self, corpus: Corpus) -> Files:
         link = corpora.read_link(corpus, self.store) if corpus.hub else None
         if corpus.hub and not link:
             return corpora.on_hub(corpus)
@@ -473,9 +472,17 @@ class _Tokenization:
             verify(folder)
             return load_saved(folder)
         _clear(folder)
-        if isinstance(self.corpus.tokenizer, BPE):
-            self.report(f"{self.corpus.name}: training a BPE of {self.corpus.tokenizer.vocab}")
-            tokenizer = train(self.corpus, self._sample_for_bpe(), self.report)
+        bpe = self.corpus.tokenizer if isinstance(self.corpus.tokenizer, BPE) else None
+        other = bpe.on if bpe else None
+        shards = self.store.shards / corpora.shards_key(other, self.store) if other else None
+        if shards and self.store.has(shards):
+            verify(shards, only="tokenizer/")
+            tokenizer = load_saved(shards / "tokenizer")
+        elif bpe:
+            self.report(
+                f"{self.corpus.name}: training a BPE of {bpe.vocab}{f' on {other.name}' if other else ''}"
+            )
+            tokenizer = train(self.corpus, self._sample_for_bpe(other or self.corpus), self.report)
         else:
             tokenizer = load(self.corpus)
         draft = self.attempt.folder / "tokenizer.part"
@@ -484,14 +491,14 @@ class _Tokenization:
         publish(draft, folder)
         return tokenizer
 
-    def _sample_for_bpe(self) -> Iterator[str]:
-        files, tally = self.files.train, Tally()
+    def _sample_for_bpe(self, corpus: Corpus) -> Iterator[str]:
+        files, tally = (self.files if corpus is self.corpus else self._files(corpus)).train, Tally()
         each = max(BPE_BYTES // len(files), 1)
         for file in files:
             size = 0
-            for block in blocks(self.corpus, [file]):
-                for text, as_bytes in parse(block, self.corpus.text, tally):
-                    if self.corpus.heldout or corpora.text_hash(as_bytes) % 1000:
+            for block in blocks(corpus, [file]):
+                for text, as_bytes in parse(block, corpus.text, tally):
+                    if corpus.heldout or corpora.text_hash(as_bytes) % 1000:
                         size += len(as_bytes)
                         yield text
                 if size >= each:

@@ -25,7 +25,7 @@ from biphase.export.folder import SavedCheckpoint, SavedTrial
 from biphase.export.writing import LEAST, Prompts, Written
 from biphase.models.hub import hub_file
 from biphase.models.native import is_masked
-from biphase.presets import corpus_of
+from biphase.presets import corpus_of, sources_of
 from biphase.records import content_key, decode, encode
 from biphase.specs import Config, Hub, Merge, Pretrain, Pretrained, Size
 from biphase.store import Store
@@ -306,7 +306,8 @@ def _parts(merge: Merge) -> str:
 def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:
     """The corpus, its token counts and its tokenizer."""
     run = checkpoint.run
-    corpus, card = corpus_of(run), shards.card
+    sources, card = sources_of(run), shards.card
+    corpus = sources[0]
     tokenizer = "byte-level BPE, trained on the corpus"
     if isinstance(corpus.tokenizer, Pretrained):
         start, source = lineage(run)[0].start, PurePath(corpus.tokenizer.source)
@@ -315,15 +316,19 @@ def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:
         if source.parent.name == CONVERTED and isinstance(start, Hub):
             name = f"of {describe_start(start)}, converted"
         tokenizer = f"{name}, mask token {card['mask_rule']}"
+    read = checkpoint.about.get("sources", {}).items()
+    each = ", ".join(f"{name} {source['epochs']:.2f} times" for name, source in read)
     rows = [
-        ("corpus", corpus.name),
-        ("source", without_folders(corpus.source)),
+        ("corpus", corpus_of(run).name),
+        ("source", ", ".join(without_folders(source.source) for source in sources)),
         ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
-        ("read so far", f"{checkpoint.about['epochs']:.2f} times"),
+        ("read so far", each or f"{checkpoint.about['epochs']:.2f} times"),
         ("held out", f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents"),
         ("tokenizer", f"{tokenizer}, {card['vocab']:,} entries"),
         ("fingerprint", card["fingerprint"]),
     ]
+    of_one = ("to train on", "held out", "fingerprint") if len(sources) > 1 else ()
+    rows = [row for row in rows if row[0] not in of_one]
     return Section("Data", ("what", "which"), rows)
 
 

@@ -17,7 +17,7 @@ from biphase.export.writing import Exported, ExportedTokenizer, Prompts, Written
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.models.native import is_masked, masked_forms
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.specs import BPE, Objective, Pretrain, Retrieve
 from biphase.store import Store
 from biphase.study.ledger import heldout
@@ -27,12 +27,13 @@ from biphase.training.pretrain import model_of_checkpoint
 
 
 def shards_of(run: Pretrain, store: Store) -> Shards:
-    return Shards.open(store.shards / identities(store).data(run))
+    """Return the shards of a run's first corpus, for its tokenizer."""
+    return Shards.open(store.shards / identities(store).data(sources_of(run)[0]))
 
 
 def tokenizer_for(run: Pretrain, shards: Shards, context: int) -> ExportedTokenizer:
     """The tokenizer of a run's model, for texts of up to `context` tokens."""
-    corpus, saved = corpus_of(run), load_saved(shards.tokenizer)
+    corpus, saved = sources_of(run)[0], load_saved(shards.tokenizer)
     trained_here = isinstance(corpus.tokenizer, BPE)
     return writing.tokenizer_of(saved, bos=corpus.bos, context=context, trained_here=trained_here)
 

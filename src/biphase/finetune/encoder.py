@@ -27,7 +27,7 @@ from biphase.errors import ModelError, SpecError, one_line
 from biphase.models.encoder import Encoder, PackedTexts, encoder_from_hub, pack
 from biphase.models.hub import load_tokenizer, refuse_larger
 from biphase.objectives import LossTerm, in_one_buffer, views_of
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.protocol import FINETUNE_TOKENS, input_length, token_share
 from biphase.records import content_key
 from biphase.specs import Finetune, Hub, Pretrain
@@ -61,7 +61,7 @@ def encoder_of_checkpoint(
     model = model_of_checkpoint(run, checkpoint, store, shards)
     saved = load_saved(shards.tokenizer)
     special = saved.special
-    before = (special.bos,) if corpus_of(run).bos and special.bos is not None else ()
+    before = (special.bos,) if sources_of(run)[0].bos and special.bos is not None else ()
     encoder = Encoder(model.model.base_model, context=run.packing.length, windows=model.encoder.windows)
     around = before, (special.eos,)
     return _under_test(encoder, saved.model, around, saved.control_ids, str(shards.tokenizer), spec)

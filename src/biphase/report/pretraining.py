@@ -12,18 +12,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from biphase.errors import StoreError, one_line
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
-from biphase.presets import corpus_of
+from biphase.presets import shares_of, sources_of
 from biphase.report.recipes import RecipePhase, recipe_of
-from biphase.specs import Corpus, Hub, Pretrain
+from biphase.specs import Corpus, Hub
 from biphase.store import Store, read_file, read_verified
 from biphase.study import ledger
 from biphase.study.costs import flops_of
-from biphase.study.plan import Plan, TrainingJob
+from biphase.study.plan import Plan, TrainingJob, card_of
 
 POINTS = 400  # of a plotted loss curve
 ROUNDED = 0.001  # seconds in metrics.jsonl are rounded to this
@@ -236,7 +237,7 @@ def _thinned(texts: list[str]) -> list[CurvePoint]:
 # A checkpoint records how many rows it has read and how many epochs that was. This gives the number of rows of its
 # corpus, and so the epochs at every step of every run that reads the same corpus. Epochs count from the root through
 # all runs on the path, also through one that restarted its data order: what matters is how often the model saw a text.
-# Where the path reads several corpora, only the one read last is counted.
+# Where the path reads several corpora, those of its last job count, and of a blend the one that was read most often.
 #
 # Masks are new in each epoch and causal targets are not, so a repeated corpus gives MLM more to learn than CLM.
 
@@ -255,44 +256,57 @@ class Epochs:
         self._plan, self._store = plan, store
         self._jobs: dict[Read, list[TrainingJob]] = {}
         for job in plan.jobs.values():
-            self._jobs.setdefault(_read(job.run), []).append(job)
+            for read in _reads(job):
+                self._jobs.setdefault(read, []).append(job)
         self._rows: dict[Read, int | None] = {}
 
     def at(self, result: str, step: int | None = None) -> float | None:
         """How often a result has read its corpus, in total or up to a step counted from the root; None: not known."""
-        path = self._plan.path(self._plan.results[result])
-        path = [job for job in path if step is None or job.span[0] < step]
-        epochs = 0.0
-        for job in path:
+        path, epochs = self._path(result, step), self.by_corpus(result, step)
+        times = [epochs[read[0]] for read in _reads(path[-1])] if path else []
+        return max(times) if times and not any(map(math.isnan, times)) else None
+
+    def by_corpus(self, result: str, step: int | None = None) -> dict[Corpus, float]:
+        """The same of every corpus that it has read; NaN: not known."""
+        epochs: dict[Corpus, float] = {}
+        for job in self._path(result, step):
             first, until = job.span
-            if _read(job.run)[0] == _read(path[-1].run)[0]:
-                rows = self._corpus_rows(_read(job.run))
-                if rows is None:
-                    return None
-                steps = (until if step is None else min(until, step)) - first
-                epochs += steps * job.run.rows_per_step / rows
-        return epochs if path else None
+            steps = (until if step is None else min(until, step)) - first
+            for read, share in _reads(job).items():
+                rows = self._corpus_rows(read) or math.nan
+                before = epochs.get(read[0], 0.0)
+                epochs[read[0]] = before + steps * job.run.rows_per_step * share / rows
+        return epochs
+
+    def _path(self, result: str, step: int | None) -> list[TrainingJob]:
+        path = self._plan.path(self._plan.results[result])
+        return [job for job in path if step is None or job.span[0] < step]
 
     def tokens(self, result: str) -> int | None:
-        """The tokens in one epoch of the corpus that a result reads last, counted in whole rows."""
+        """The tokens in one epoch of the one corpus that a result reads last, counted in whole rows."""
         path = self._plan.path(self._plan.results[result])
-        rows = self._corpus_rows(_read(path[-1].run)) if path else None
+        reads = [*_reads(path[-1])] if path else []
+        rows = self._corpus_rows(reads[0]) if len(reads) == 1 else None
         return None if rows is None else rows * path[-1].run.packing.length
 
     def _corpus_rows(self, read: Read) -> int | None:
         if read not in self._rows:
-            recorded = (_rows(self._store, job) for job in self._jobs[read])
+            recorded = (_rows(self._store, job, read) for job in self._jobs[read])
             self._rows[read] = next((rows for rows in recorded if rows), None)
         return self._rows[read]
 
 
-def _read(run: Pretrain) -> Read:
-    root = run.root
-    return corpus_of(run), root.start if isinstance(root.start, Hub) else None, run.packing.length
+def _reads(job: TrainingJob) -> dict[Read, float]:
+    """The corpora that a job reads, each with its share of the rows."""
+    start, length = job.run.root.start, job.run.packing.length
+    hub = start if isinstance(start, Hub) else None
+    return {(corpus, hub, length): share for corpus, share in shares_of(job.corpus, job.run).items()}
 
 
-def _rows(store: Store, job: TrainingJob) -> int:
-    """The rows in a job's corpus, from its checkpoint's metadata; 0: not recorded or invalid."""
+def _rows(store: Store, job: TrainingJob, read: Read) -> int:
+    """The rows in a corpus of a job, from its checkpoint's metadata or the corpus's card; 0: not recorded or invalid."""
+    if len(sources_of(job.run)) > 1:
+        return card_of(read[0], store)[1].get("train_tokens", 0) // read[2]
     checkpoint: dict[str, Any] = {}
     with contextlib.suppress(StoreError):
         checkpoint = checkpoint_of(store, job.key)

@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from biphase.errors import StoreError
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
-from biphase.report.pretraining import JobCost, checkpoint_of, cost
+from biphase.report.pretraining import Epochs, JobCost, checkpoint_of, cost
 from biphase.report.recipes import Recipe, recipe_of
 from biphase.specs import Finetune
 from biphase.store import Store
 from biphase.study import ledger
+from biphase.study.costs import REPEATED
 from biphase.study.datasets import kept
-from biphase.study.plan import Plan, card_of
+from biphase.study.plan import Plan, card_of, corpora_of
 from biphase.text import counted, duration, listed, rate, short
 from biphase.version import code_version
 
@@ -80,10 +81,14 @@ def provenance(evidence: Evidence) -> Provenance:
 
 
 def _corpora(plan: Plan, store: Store) -> Iterable[Data]:
-    runs = [run for last in plan.study.runs for run in reversed(last.lineage)]
-    for corpus in dict.fromkeys(corpus_of(run) for run in runs if run.corpus):
+    epochs = Epochs(plan, store)
+    mixed = [run.name for run in plan.study.runs if run.corpus and len(sources_of(run)) > 1]
+    for corpus in corpora_of(plan.study):
         key, card = card_of(corpus, store)
         note = f"{card['train_tokens']:,} tokens to train on" if card else "its shards are not in this store"
+        for run in mixed:
+            if (at := epochs.by_corpus(run).get(corpus, 0.0)) > 0:
+                note += f"; {run} reads it {at:.2f} times{': repeated' if at > REPEATED else ''}"
         yield Data(corpus.name, "corpus", corpus.source, key, note)
 
 

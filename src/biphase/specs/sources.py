@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path, PurePath
 from typing import Any, Literal
 
 from biphase.errors import SpecError, one_line
-from biphase.records import record
+from biphase.records import added, record
 
 LONGEST_NAME = 200  # bytes; file systems allow 255, and names get suffixes
 
@@ -162,12 +163,20 @@ class Hub:
 
 @record
 class BPE:
-    """A byte-level BPE tokenizer of `vocab` entries (including the end and mask tokens), trained on the corpus."""
+    """A byte-level BPE tokenizer of `vocab` entries, including the end and mask tokens.
+
+    It is trained on the corpus that it reads, or on the corpus `on`, so that several corpora have the same one.
+    """
 
     vocab: int
+    on: Corpus | None = added(None)
 
     def check(self) -> None:
         check_at_least(self, vocab=300)  # 256 bytes and the special tokens
+        if self.on and self.on.tokenizer != BPE(self.vocab):
+            raise SpecError(
+                f"BPE: {self.on.name!r} trains no BPE({self.vocab}); type BPE(…, on={self.on.name}) with its own vocabulary"
+            )
 
 
 @record
@@ -224,6 +233,73 @@ class Corpus:
     @property
     def hub(self) -> bool:
         return self.source.startswith("hf://")
+
+    @property
+    def reader(self) -> BPE | Pretrained:
+        """Its tokenizer, a BPE with the corpus that it is trained on; ids of corpora with equal ones mean the same."""
+        own = isinstance(self.tokenizer, BPE) and not self.tokenizer.on
+        return BPE(self.tokenizer.vocab, on=self) if own else self.tokenizer
+
+
+LEAST_SHARE = 1e-6  # of the rows; less would be rounding
+
+
+@record
+class Blend:
+    """Several corpora, each for a share of the rows: Blend({web: 3, code: 1}).
+
+    Weights are relative. With a `temperature` T, each is multiplied by tokens ** (1 / T) of its corpus: at 1 the corpora
+    are read by their sizes, at a high T alike. 0 leaves the weights as they are.
+    """
+
+    sources: tuple[tuple[str | Corpus, float], ...]
+    temperature: float = 0.0
+
+    def settle(self) -> None:
+        """Bring equal blends into one form: sorted, weights that sum to 1."""
+        if self.sources is None:
+            return  # refused when the types of fields are checked
+        sources = sorted(self.sources, key=lambda item: (_name(item[0]), repr(item[0])))
+        total = sum(weight for _, weight in sources)
+        # Weights that are normalised already stay as they are: divided again, they could differ in the last digit.
+        if total > 0 and abs(total - 1) > 1e-9:
+            sources = [(corpus, round(weight / total, 12)) for corpus, weight in sources]
+        object.__setattr__(self, "sources", tuple(sources))
+
+    def check(self) -> None:
+        names = [_name(corpus) for corpus, _ in self.sources]
+        if len({*names}) < max(2, len(names)):
+            raise SpecError("Blend needs two or more corpora with different names: Blend({web: 3, code: 1})")
+        for name, (_, weight) in zip(names, self.sources, strict=True):
+            if weight < LEAST_SHARE:
+                raise SpecError(
+                    f"Blend: the share of {name!r} must be at least {LEAST_SHARE:g}, it is {weight:g}; "
+                    "give it a weight above 0, or leave it out"
+                )
+        if self.temperature and not 0.01 <= self.temperature <= 1e6:
+            raise SpecError(
+                f"Blend.temperature must be 0 (the weights alone) or lie between 0.01 and 1e6, it is {self.temperature:g}; try 3"
+            )
+
+    @property
+    def name(self) -> str:
+        """The shares and names, as "75% web + 25% code"."""
+        shares = " + ".join(f"{weight * 100:.4g}% {_name(corpus)}" for corpus, weight in self.sources)
+        return f"{shares} at temperature {self.temperature:g}" if self.temperature else shares
+
+    def by_size(self, tokens: Sequence[int]) -> Blend:
+        """Return the blend with shares in place of its temperature, for corpora of these numbers of tokens."""
+        most = max(tokens)  # quotients, since a size to a high power is no float
+        return Blend(
+            tuple(
+                (corpus, weight * (size / most) ** (1 / self.temperature))
+                for (corpus, weight), size in zip(self.sources, tokens, strict=True)
+            )
+        )
+
+
+def _name(corpus: str | Corpus) -> str:
+    return corpus if isinstance(corpus, str) else corpus.name
 
 
 @record

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from biphase.errors import SpecError
 from biphase.records import added, encode, record
 from biphase.specs.objectives import Objective
-from biphase.specs.sources import Chunks, Config, Corpus, Hub, Rows, Size, check_at_least, check_name
+from biphase.specs.sources import Blend, Chunks, Config, Corpus, Hub, Rows, Size, check_at_least, check_name
 
 LAYERS = re.compile(r"layers\[(-?\d+|(?=:))(:?)((?<=:)-?\d+|)\]")  # as Stage.freeze names them
 
@@ -26,7 +26,8 @@ class Stage:
     `rope_base` changes the base of the rotary position embedding from this stage on, e.g. for longer texts; 0 leaves it
     unchanged. The other fields act during this stage alone: `peak` replaces the schedule's peak learning rate (0 keeps
     it), `layer_decay` the optimizer's, and `freeze` names what is not trained: "embeddings", and layers as Python
-    slices, such as "layers[:12]", "layers[-2:]" or "layers[3]".
+    slices, such as "layers[:12]", "layers[-2:]" or "layers[3]". `corpus` replaces the run's; a corpus that was read
+    before is read on where it stopped.
     """
 
     objective: Objective
@@ -36,6 +37,7 @@ class Stage:
     peak: float = added(0.0)
     freeze: tuple[str, ...] = added(())
     layer_decay: float = added(0.0)
+    corpus: str | Corpus | Blend = added("")
 
     def settle(self) -> None:
         # "layers[0:4]" is "layers[:4]", and their order means nothing: neither must change the key.
@@ -254,8 +256,8 @@ UNUSUAL = ("shape", "floor", "warmup_from")  # fields of a schedule that most le
 class Phase:
     """An objective from step `first` up to, not including, step `until`.
 
-    `rope_base` 0 keeps the model's own, `peak` 0 the schedule's, `layer_decay` 0 the optimizer's. `freeze` is beside
-    what the run freezes.
+    `rope_base` 0 keeps the model's own, `peak` 0 the schedule's, `layer_decay` 0 the optimizer's, `corpus` "" the
+    run's. `freeze` is beside what the run freezes.
     """
 
     objective: Objective
@@ -265,10 +267,14 @@ class Phase:
     peak: float = 0.0
     freeze: tuple[str, ...] = ()
     layer_decay: float = 0.0
+    corpus: str | Corpus | Blend = ""
 
     @property
-    def how(self) -> tuple[float, float, tuple[str, ...], float]:
-        return self.rope_base, self.peak, self.freeze, self.layer_decay
+    def how(self) -> tuple[object, ...]:
+        return self.rope_base, self.peak, self.freeze, self.layer_decay, self.corpus
+
+
+Reads = tuple[tuple[int, str | Corpus | Blend], ...]  # sample indices, each with what is read from there on
 
 
 @record
@@ -292,6 +298,11 @@ class Kept:
     def samples(self) -> int:
         """The sample index that follows on this checkpoint."""
         return self.run.origin_sample + self.step * self.run.rows_per_step
+
+    @property
+    def reads(self) -> Reads:
+        """What is read up to this checkpoint."""
+        return tuple(read for read in self.run.reads if read[0] < self.samples)
 
     @cached_property
     def total_steps(self) -> int:
@@ -389,7 +400,7 @@ class Pretrain:
 
     name: str
     start: Size | Config | Hub | Merge | Pretrain
-    corpus: str | Corpus = INHERIT
+    corpus: str | Corpus | Blend = INHERIT
     stages: tuple[Stage, ...] = ()
     schedule: WSD = INHERIT
     optimizer: AdamW | Muon = INHERIT
@@ -425,7 +436,7 @@ class Pretrain:
                 object.__setattr__(self, name, inherited)
         if self.corpus is INHERIT:
             raise SpecError(
-                f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin' or Corpus(…)"
+                f"Pretrain {self.name!r} needs a corpus: corpus='fineweb-edu', 'builtin', Corpus(…) or Blend(…)"
             )
         if isinstance(self.start, Merge):  # it has no optimizer state, so both values mean the same
             object.__setattr__(self, "optimizer_state", "keep")
@@ -504,6 +515,12 @@ class Pretrain:
         if isinstance(self.start, Merge):
             for part in self.start.parts:
                 self._check_data(where, part.run)
+            reads = {part.reads for part in self.start.parts if part.samples}
+            if self.stages and self.data == "continue" and len(reads) > 1:
+                raise SpecError(
+                    f"{where}: the stages of the runs that it averages have read different corpora, so the data cannot go on "
+                    "where they stopped; say data='restart'"
+                )
         elif isinstance(self.start, Pretrain):
             self._check_parent(where, self.start)
         elif (self.optimizer_state, self.data) != ("keep", "continue"):
@@ -533,7 +550,7 @@ class Pretrain:
                 if getattr(self, name) != getattr(parent, name):
                     raise SpecError(
                         f"{where}: the data cannot go on where {parent.name!r} stopped, because {name} differs; "
-                        "say data='restart'"
+                        f"say data='restart'{', or Stage(…, corpus=…) for the new text' if name == 'corpus' else ''}"
                     )
 
     # ------------------------------------------------------------ the run alone
@@ -551,6 +568,11 @@ class Pretrain:
         """Return the run with its epochs as steps, for a corpus of `tokens` training tokens."""
         if not self.in_epochs:
             return self
+        if any(stage.corpus for stage in self.stages):
+            raise SpecError(
+                f"Pretrain {self.name!r}: it has stages in epochs and stages with a corpus of their own; give all steps: "
+                "Stage(CLM(), 1_000)"
+            )
         steps_of_epoch = tokens // self.packing.length / self.rows_per_step
         stages, passed = [], 0.0
         for stage in self.stages:
@@ -586,6 +608,8 @@ class Pretrain:
             values = [encode(getattr(phase, name)) for phase in phases]
             if any(values):  # one value where it is the same throughout, whatever the number of phases
                 said[name] = values if any(value != values[0] for value in values) else values[0]
+        if any(phase.corpus for phase in phases):
+            said["corpora"] = [getattr(one := phase.corpus or self.corpus, "name", one) for phase in phases]
         peaks = [phase.peak or self.schedule.peak for phase in phases]
         if len({*peaks}) > 1:
             said["peaks"] = peaks
@@ -611,7 +635,8 @@ class Pretrain:
             peak = 0.0 if stage.peak == self.schedule.peak else stage.peak
             freeze = tuple(name for name in stage.freeze if not (name == "embeddings" and already))
             layer_decay = 0.0 if stage.layer_decay == self.optimizer.layer_decay else stage.layer_decay
-            how = (base, peak, freeze, layer_decay)
+            corpus = "" if stage.corpus == self.corpus else stage.corpus
+            how = (base, peak, freeze, layer_decay, corpus)
             last = phases[-1] if phases else None
             if (
                 last
@@ -692,6 +717,17 @@ class Pretrain:
         if self.parent:
             return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
         return max((part.samples for part in self.sources), default=0)
+
+    @cached_property  # as it walks the whole chain
+    def reads(self) -> Reads:
+        """What is read from the first sample index to the end of this run; the same in a row is one."""
+        before = max(self.sources, key=attrgetter("samples"), default=None)
+        reads = [*before.reads] if before and self.data == "continue" else []
+        for phase in self.phases:
+            corpus = phase.corpus or self.corpus
+            if not reads or reads[-1][1] != corpus:
+                reads.append((self.origin_sample + phase.first * self.rows_per_step, corpus))
+        return tuple(reads)
 
     @property
     def initial_rope_base(self) -> float:

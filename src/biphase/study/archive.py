@@ -41,7 +41,7 @@ from biphase.data.corpus import cards, corpus_fingerprint, link_path, read_link
 from biphase.errors import SpecError, StoreError, one_line
 from biphase.keys import Identities
 from biphase.metadata import CARD, CHECKPOINT, LINES, PREDICTIONS, TRIAL, VALUES, WRONG
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.records import KEY_PATTERN, content_key, decode, encode, is_key
 from biphase.specs import Corpus, Pretrain, Study
 from biphase.store import Store, publish, read_checked, read_verified, verify, with_checksum, write_json
@@ -55,7 +55,6 @@ from biphase.study.plan import (
     hub_fingerprint,
     make_plan,
     remember_fingerprints,
-    trained_runs,
 )
 
 LEDGER = "ledger.json"
@@ -351,8 +350,8 @@ def pack(
         entries.extend(files)
         return bool(files)
 
-    runs = {corpus_of(job.run): job.run for job in plan.jobs.values()}
-    for key in dict.fromkeys(identities.data(run) for run in runs.values()):
+    read = dict.fromkeys(corpus for job in plan.jobs.values() for corpus in sources_of(job.run))
+    for key in dict.fromkeys(map(identities.data, read)):
         packed.corpora += add(store.shards / key, "metadata/shards")
     for key in jobs:
         packed.jobs_planned += 1
@@ -506,7 +505,7 @@ class Validator:
         for what, found, planned in (
             ("checkpoint", self.jobs, plan.jobs),
             ("trial", self.trials, trials),
-            ("corpus", self.corpora, map(self._data, trained_runs(self.study))),
+            ("corpus", self.corpora, map(self._data, corpora_of(self.study))),
         ):
             others = set(found) - set(planned)
             _need(not others, f"the {what} {min(others, default='')} is none of the study's")
@@ -542,9 +541,8 @@ class Validator:
         )
         return make_plan(self.study, identities, str(self.plan.get("question", "")))
 
-    def _data(self, run: Pretrain) -> str:
-        """Return the key of a run's shards, from fingerprints.json or else from a corpus card of the archive."""
-        corpus = corpus_of(run)
+    def _data(self, corpus: Corpus) -> str:
+        """Return the key of a corpus's shards, from fingerprints.json or else from a corpus card of the archive."""
         key = self.fingerprints.get("data", {}).get(content_key(corpus), "")
         key = key or next((key for key, packed in self.corpora.items() if packed == corpus), "")
         _need(key, f"it does not say which text the corpus {corpus.name!r} is")

@@ -9,6 +9,7 @@ different options do not share a study.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from biphase.catalog import PRESETS
 from biphase.data.corpus import corpus_fingerprint
 from biphase.errors import SpecError, nearest
-from biphase.presets import corpus_of
+from biphase.presets import corpus_of, sources_of
 from biphase.records import content_key, encode
 from biphase.specs import (
     BPE,
@@ -24,6 +25,7 @@ from biphase.specs import (
     MNTP,
     WSD,
     AdamW,
+    Blend,
     Chunks,
     Corpus,
     Discard,
@@ -43,6 +45,8 @@ from biphase.study import ledger
 from biphase.study.load import corpus_named, metadata_only_refusal, run_named
 from biphase.study.plan import Plan
 from biphase.text import objective_title
+
+WEIGHT = re.compile(r"\d+\.?\d*")  # in --corpus ./web=3,./code=1
 
 
 def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
@@ -239,7 +243,7 @@ def _heldout(options: AdaptOptions, length: int, batch_tokens: int) -> dict[str,
 # ---------------------------------------------------------------- corpus and tokenizer
 
 
-def _corpus(options: AdaptOptions, hub: Hub, store: Store) -> Corpus:
+def _corpus(options: AdaptOptions, hub: Hub, store: Store) -> Corpus | Blend:
     """Return the corpus with the hub model's own tokenizer, and a BOS token per document if it adds one."""
     from biphase.data.tokenizer import load
 
@@ -247,33 +251,39 @@ def _corpus(options: AdaptOptions, hub: Hub, store: Store) -> Corpus:
         raise SpecError(
             "say which text to learn from: --corpus builtin, fineweb-edu-10b, or a file or folder of yours"
         )
-    corpus = _corpus_of(options, _tokenizer(hub, store))
-    tokenizer = load(corpus)
-    bos = tokenizer.special.bos
-    return replace(corpus, bos=bos is not None and tokenizer.model.encode("a b").ids[:1] == [bos])
+    tokenizer = _tokenizer(hub, store)
+    loaded = load(Corpus(options.corpus, options.corpus, tokenizer))
+    bos = loaded.special.bos
+    begins = bos is not None and loaded.model.encode("a b").ids[:1] == [bos]
+    return _corpus_of(options, tokenizer, bos=begins)
 
 
-def _corpus_after(before: Pretrain, options: AdaptOptions, store: Store) -> Corpus:
+def _corpus_after(before: Pretrain, options: AdaptOptions, store: Store) -> Corpus | Blend:
     """Return the corpus that continues an existing run: the same text, or another one with the same tokenizer."""
-    earlier = corpus_of(before)
+    earlier = sources_of(before)[0]
     if not options.corpus:
         if options.text or options.heldout or options.tokens:
             raise SpecError("--text, --heldout and --tokens are of a --corpus; say which one too")
-        return earlier
-    corpus = replace(_corpus_of(options, earlier.tokenizer), bos=earlier.bos)
-    if corpus_fingerprint(corpus, store) == corpus_fingerprint(earlier, store):
-        return replace(corpus, name=earlier.name, source=earlier.source)
-    if isinstance(earlier.tokenizer, BPE):  # trained on another text it would be another tokenizer
-        raise SpecError(
-            f"the tokenizer of {before.name!r} was trained on its own text; to go on with another, export the model "
-            "(biphase export KEY ./folder) and type biphase adapt ./folder --corpus …"
-        )
+        return corpus_of(before)
+    corpus = _corpus_of(options, earlier.reader, bos=earlier.bos)
+    fingerprint = corpus_fingerprint(earlier, store)
+    if isinstance(corpus, Corpus) and corpus_fingerprint(corpus, store) == fingerprint:
+        return replace(corpus, name=earlier.name, source=earlier.source, tokenizer=earlier.tokenizer)
     return corpus
 
 
-def _corpus_of(options: AdaptOptions, tokenizer: BPE | Pretrained) -> Corpus:
-    corpus = corpus_named(options.corpus, tokenizer=tokenizer, text=options.text, heldout=options.heldout)
-    return replace(corpus, source=absolute(corpus.source), tokens=options.tokens or corpus.tokens)
+def _corpus_of(options: AdaptOptions, tokenizer: BPE | Pretrained, *, bos: bool) -> Corpus | Blend:
+    """Return the corpus that `--corpus` names, or the blend of several with their weights: ./web=3,./code=1."""
+
+    def named(name: str) -> Corpus:
+        corpus = corpus_named(name, tokenizer=tokenizer, text=options.text, heldout=options.heldout)
+        tokens = options.tokens or corpus.tokens
+        return replace(corpus, source=absolute(corpus.source), tokens=tokens, bos=bos)
+
+    parts = [part.rpartition("=") for part in options.corpus.split(",")]
+    if len(parts) < 2 or not all(name and WEIGHT.fullmatch(weight) for name, _, weight in parts):
+        return named(options.corpus)
+    return Blend(tuple((named(name), float(weight)) for name, _, weight in parts))
 
 
 def _tokenizer(hub: Hub, store: Store) -> Pretrained:

@@ -32,7 +32,7 @@ from biphase.catalog import CATALOG
 from biphase.data.corpus import ASSETS
 from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.metadata import WRONG
-from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
+from biphase.presets import CORPORA, DEVICES, TOKENS, shares_of, sources_of
 from biphase.protocol import window_overlap
 from biphase.specs import Config, Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
@@ -110,7 +110,7 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
             continue
         if shape.vocab is None:
             notes[
-                f"the vocabulary of {corpus_of(job.run).name} is not known: head and embedding not counted"
+                f"the vocabulary of {sources_of(job.run)[0].name} is not known: head and embedding not counted"
             ] = None
         if isinstance(job.run.packing, Rows) and job.run.packing.document_mask:
             notes["document masking depends on the text: FLOPs are an upper bound"] = None
@@ -152,9 +152,9 @@ def shape_of(run: Pretrain) -> ModelShape | None:
     """Return the shape of the model that a run trains, or None if only a download would tell."""
     root = run.root
     if isinstance(root.start, Size):
-        return shape_of_size(root.start, corpus_of(root).tokenizer.vocab or None)
+        return shape_of_size(root.start, sources_of(root)[0].tokenizer.vocab or None)
     if isinstance(root.start, Config):
-        return shape_of_config(root.start, corpus_of(root).tokenizer.vocab or None)
+        return shape_of_config(root.start, sources_of(root)[0].tokenizer.vocab or None)
     if isinstance(root.start, Hub) and root.start.local:
         return _shape_of_folder(Path(root.start.source).expanduser())
     return None
@@ -272,6 +272,11 @@ class CorpusTokens:
         vocab = self.corpus.tokenizer.vocab
         return None if self.tokens is None else self.tokens * (2 if 0 < vocab <= 2**16 else 4)
 
+    def epochs(self, run: str) -> str:
+        """Say how often a run reads the corpus, and whether that repeats it; empty if its size is unknown."""
+        epochs = self.read[run] / self.tokens if self.tokens else 0.0
+        return f", {epochs:.2f} epochs{': repeated' if epochs > REPEATED else ''}" if epochs else ""
+
     def repeats(self) -> str:
         """Name the runs that read the corpus more than once; empty if none does or its size is unknown."""
         if not self.tokens:
@@ -288,13 +293,19 @@ class CorpusTokens:
         )
 
 
+def tokens_read(job: TrainingJob) -> dict[Corpus, int]:
+    """Return how many tokens a training job reads of each corpus."""
+    return {source: round(job.tokens * share) for source, share in shares_of(job.corpus, job.run).items()}
+
+
 def texts_of(plan: Plan, store: Store) -> list[CorpusTokens]:
     """Return the size and use of each corpus of a plan."""
     read: dict[Corpus, dict[str, int]] = {}
     for run in plan.study.runs:
         for job in plan.path(plan.results[run.name]):
-            tokens = read.setdefault(corpus_of(job.run), {})
-            tokens[run.name] = tokens.get(run.name, 0) + job.tokens
+            for corpus, tokens in tokens_read(job).items():
+                of_run = read.setdefault(corpus, {})
+                of_run[run.name] = of_run.get(run.name, 0) + tokens
     texts = []
     for corpus, tokens in read.items():
         exact = card_of(corpus, store)[1].get("train_tokens")

@@ -18,7 +18,7 @@ from biphase.data.corpus import shards_key
 from biphase.errors import StoreError
 from biphase.leases import Holder, Leases
 from biphase.metadata import read_card, read_checkpoint_file
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.protocol import KEY_DIGITS
 from biphase.specs import Pretrain
 from biphase.store import Store
@@ -80,10 +80,25 @@ def brief(plan: Plan, bill: Bill) -> str:
 
 def _text_notes(bill: Bill) -> list[str]:
     unknown = [text.corpus.name for text in bill.texts if text.tokens is None]
-    notes = [note for text in bill.texts if (note := text.repeats())]
+    notes = [*_blend_notes(bill), *(note for text in bill.texts if (note := text.repeats()))]
     if unknown:
         names = ", ".join(unknown)
         notes.append(f"not in the disk sum: token shards of {names}, whose tokens are not counted yet")
+    return notes
+
+
+def _blend_notes(bill: Bill) -> list[str]:
+    """Say of each run that reads several corpora: their shares of all its tokens, and how often they are read."""
+    runs = dict.fromkeys(run for text in bill.texts for run in text.read)
+    notes = []
+    for run in runs:
+        texts = [text for text in bill.texts if run in text.read]
+        total = sum(text.read[run] for text in texts)
+        parts = (
+            f"{text.read[run] / total * 100:.4g}% {text.corpus.name} ({short(text.read[run])} tokens{text.epochs(run)})"
+            for text in texts
+        )
+        notes += [f"{run} reads {' + '.join(parts)}"] if len(texts) > 1 else []
     return notes
 
 
@@ -207,6 +222,7 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: Count, bill: Bill) ->
                 "tokens": text.tokens,
                 "counted": text.exact,
                 "shard_bytes": text.bytes,
+                "read": text.read,
             }
             for text in bill.texts
         ],
@@ -258,9 +274,10 @@ def _branches(below: dict[str, list[TrainingJob]], root: str) -> Iterator[tuple[
         parent, job, prefix = waiting.pop()
         last = job is below[parent][-1]
         base = 0.0 if job.merge else job.run.phase_at(job.first).rope_base
+        corpus = "" if job.corpus == job.run.corpus else f", {getattr(job.corpus, 'name', job.corpus)}"
         rope = f", rope {base:g}" if base else ""
         branch = "└─ " if last else "├─ "
-        yield prefix + branch + job.objective.label + rope + (" ↘" if job.decaying else ""), job
+        yield prefix + branch + job.objective.label + rope + corpus + (" ↘" if job.decaying else ""), job
         beneath = prefix + ("   " if last else "│  ")
         waiting.extend((job.key, child, beneath) for child in reversed(below.get(job.key, [])))
 
@@ -386,7 +403,7 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
             continue
         measured = _measured(plan, store, name, damaged)
         try:
-            epochs = read_checkpoint_file(store.readable(store.checkpoints / key))["epochs"]
+            about = read_checkpoint_file(store.readable(store.checkpoints / key))
         except StoreError as wrong:
             damaged[key] = str(wrong)
             continue
@@ -394,7 +411,8 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
             last = measured[max(measured)]
             losses = measured.values()
             curves = {name: [loss[name] for loss in losses if name in loss] for name in last}
-            rows.append((name, last, curves, epochs))
+            read = (f"{source} {by['epochs']:.2f}" for source, by in about.get("sources", {}).items())
+            rows.append((name, last, curves, ", ".join(read) or f"{about['epochs']:.2f}"))
     if not rows:
         return []
     wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
@@ -405,13 +423,13 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
             f"{last[loss]:.3f} {sparkline(curves[loss]):<{CURVE}}" if loss in last else " " * cell
             for loss in ("clm", "mlm40")
         ]
-        lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs:.2f}")
+        lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs}")
     return [*lines, *corpora, ""]
 
 
 def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
     lines = []
-    for corpus in dict.fromkeys(corpus_of(run) for run in plan.study.runs if run.corpus):
+    for corpus in dict.fromkeys(one for run in plan.study.runs if run.corpus for one in sources_of(run)):
         key = shards_key(corpus, store)
         if fault := store.fault(store.shards / key):
             damaged[key] = fault

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,9 @@ from biphase.data.corpus import Absent, HashMemory, shards_key
 from biphase.errors import BiphaseError, SpecError, StoreError, no_safetensors
 from biphase.keys import Identities, Keyring
 from biphase.metadata import read_card, text, whole
-from biphase.presets import corpus_of
+from biphase.presets import corpus_of, shares_of, sources_of
 from biphase.records import KEY_LENGTH, content_key, encode
-from biphase.specs import BPE, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
+from biphase.specs import BPE, Blend, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
 from biphase.store import CHECKSUM, Store, read_checked, with_checksum, write_json
 from biphase.study.load import hubs_of
 from biphase.tasks.files import task_key
@@ -45,11 +45,13 @@ PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 TOKENIZER = ("*token*.json", "vocab*", "merges*", "*.model", "tekken.json")
 
 
+AnyCorpus = str | Corpus | Blend
+
+
 def identities(store: Store) -> Identities:
     """Return functions that fingerprint corpora, models and tasks on this machine, each cached."""
-    shards_of = cache(lambda corpus: shards_key(corpus, store))
     return Identities(
-        data=lambda run: shards_of(corpus_of(run)),
+        data=cache(lambda corpus: shards_key(corpus, store)),
         hub=cache(lambda model: _remembered("hub", model, store) or _hub_fingerprint(model, store)),
         task=cache(lambda task: _task_key(task, store)),
         reads=cache(lambda model: _remembered("reads", model, store) or _tokenizer_fingerprint(model, store)),
@@ -65,19 +67,15 @@ def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]
         "task": {content_key(task): known.task(task) for task in tasks},
         "hub": {content_key(model): known.hub(model) for model in starts},
         "reads": {content_key(model): known.reads(model) for model in starts},
-        "data": {content_key(corpus_of(run)): known.data(run) for run in trained_runs(study)},
+        "data": {content_key(corpus): known.data(corpus) for corpus in corpora_of(study)},
     }
     return {kind: dict(sorted(some.items())) for kind, some in fingerprints.items()}
 
 
-def trained_runs(study: Study) -> list[Pretrain]:
-    """Return the runs of a study that read a corpus, including the runs they continue."""
-    return [ancestor for run in study.runs for ancestor in reversed(run.lineage) if ancestor.corpus]
-
-
 def corpora_of(study: Study) -> list[Corpus]:
-    """Return the corpora of a study's runs and of the runs they continue."""
-    return list(dict.fromkeys(corpus_of(run) for run in trained_runs(study)))
+    """Return the corpora of a study's runs and of the runs they continue, but not of those that train nothing."""
+    runs = [ancestor for run in study.runs for ancestor in reversed(run.lineage) if ancestor.corpus]
+    return list(dict.fromkeys(corpus for run in runs for corpus in sources_of(run)))
 
 
 def card_of(corpus: Corpus, store: Store) -> tuple[str, dict[str, Any]]:
@@ -224,6 +222,11 @@ class TrainingJob:
     @property
     def objective(self) -> Objective | Averaging:
         return Averaging(len(self.run.sources)) if self.merge else self.run.phase_at(self.first).objective
+
+    @property
+    def corpus(self) -> AnyCorpus:
+        """What it reads."""
+        return (not self.merge and self.run.phase_at(self.first).corpus) or self.run.corpus
 
     @property
     def decaying(self) -> bool:
@@ -426,37 +429,58 @@ def resolve(study: Study, tokens: Callable[[Corpus], int]) -> Study:
             start = resolved(start)
         elif isinstance(start, Merge):
             start = replace(start, parts=tuple(replace(part, run=resolved(part.run)) for part in start.parts))
-        run = replace(run, start=start, corpus=corpus_of(run) if run.corpus else "")
+        settled = partial(_settled, run=run, tokens=tokens)
+        stages = tuple(replace(stage, corpus=settled(stage.corpus)) for stage in run.stages)
+        run = replace(run, start=start, corpus=settled(run.corpus), stages=stages)
         if run.stages or run.sources:
             _check_tokenizer(run)
-        if run.in_epochs and not tokens(corpus_of(run)):
-            raise SpecError(
-                f"Pretrain {run.name!r}: it has stages in epochs, and the corpus {corpus_of(run).name!r} is not tokenized "
-                "yet, so its size is not known; type: biphase tokenize with the study's file and the same --store, as biphase tokenize mine.py"
-            )
-        return run.in_steps(tokens(corpus_of(run))) if run.in_epochs else run
+        if not run.in_epochs:
+            return run
+        # An epoch of a blend is as many tokens as its corpora have together.
+        return run.in_steps(sum(_sizes(run.corpus, run, "stages in epochs", tokens)))
 
     return replace(study, runs=tuple(resolved(run) for run in study.runs))
 
 
+def _settled(corpus: AnyCorpus, run: Pretrain, tokens: Callable[[Corpus], int]) -> AnyCorpus:
+    """Return a run's corpus in place of its name, and shares in place of a temperature; "" if there is none."""
+    found = corpus_of(run, corpus) if corpus else ""
+    if isinstance(found, Blend) and found.temperature:
+        return found.by_size(_sizes(found, run, "a blend with a temperature", tokens))
+    return found
+
+
+def _sizes(corpus: AnyCorpus, run: Pretrain, has: str, tokens: Callable[[Corpus], int]) -> list[int]:
+    """Return the training tokens of a corpus, or of each one of a blend; the run needs them because it has `has`."""
+    sizes = {source.name: tokens(source) for source in shares_of(corpus, run)}
+    if unknown := next((name for name, size in sizes.items() if not size), ""):
+        raise SpecError(
+            f"Pretrain {run.name!r}: it has {has}, and the corpus {unknown!r} is not tokenized "
+            "yet, so its size is not known; type: biphase tokenize with the study's file and the same --store, as biphase tokenize mine.py"
+        )
+    return [*sizes.values()]
+
+
 def _check_tokenizer(run: Pretrain) -> None:
-    """Refuse a corpus whose token ids differ from those that the run's start was trained with."""
-    tokenizer = corpus_of(run).tokenizer
-    if isinstance(run.start, Hub) and isinstance(tokenizer, BPE):
+    """Refuse corpora whose token ids differ from each other, or from those that the run's start was trained with."""
+    first, *others = sources_of(run)
+    one = "give both one: BPE(…, on=…) or Pretrained('./folder')"
+    if isinstance(run.start, Hub) and isinstance(first.tokenizer, BPE):
         raise SpecError(
             f"Pretrain {run.name!r}: {run.start.source} has a vocabulary of its own, and its corpus one trained on "
             f"the text; say Corpus(…, tokenizer=Pretrained({run.start.source!r}, revision=…))"
         )
     for before in (part.run for part in run.sources):
-        if corpus_of(before).tokenizer != tokenizer:
+        if sources_of(before)[0].reader != first.reader:
             raise SpecError(
                 f"Pretrain {run.name!r}: its corpus is read by another tokenizer than that of {before.name!r}, which it "
-                "goes on from; give both corpora the same tokenizer"
+                f"goes on from, so ids would mean other words; {one}"
             )
-        if isinstance(tokenizer, BPE) and run.corpus != before.corpus:
+    for other in others:
+        if (other.reader, other.bos) != (first.reader, first.bos):
             raise SpecError(
-                f"Pretrain {run.name!r}: a BPE is trained on each corpus anew, so its ids would mean other words than in "
-                f"{before.name!r}; give both corpora one tokenizer: Pretrained('./folder')"
+                f"Pretrain {run.name!r}: {first.name!r} and {other.name!r} have different tokenizers or `bos`, so ids would "
+                f"mean other words; {one}"
             )
 
 

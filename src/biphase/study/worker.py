@@ -38,10 +38,10 @@ from biphase.finetune.trial import Checkpoints
 from biphase.finetune.tune import Stopped, TunedModel, Tuner, publish_trial
 from biphase.keys import Identities
 from biphase.leases import Lease, Leases, end_with_parent
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.progress import Live
 from biphase.records import content_key
-from biphase.specs import Pretrain, Task
+from biphase.specs import Corpus, Pretrain, Task
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
@@ -346,19 +346,21 @@ class Worker:
         began = time.monotonic()
         live, self.live_model = self.live_model, None
         try:
-            if not self.store.has(self.store.shards / self.identities.data(job.run)):
+            if not all(map(self.store.has, self.shards.folders(job.run).values())):
                 refuse_unfit(job.run)  # fail before hours of tokenizing
-            shards = self.shards.together(job.run)
+            sources = self.shards.together(job.run)
+            shards = next(iter(sources.values()))
             self.live(f"{title}   reading the model")
             if job.merge:
                 del live  # the mean needs its memory
-                self._merge(job, shards, title)
+                self._merge(job, sources, title)
                 return
             pretraining = Pretraining(
                 job.run,
                 job.step,
                 store=self.store,
                 shards=shards,
+                sources=sources,
                 identities=self.identities,
                 ranks=self.ranks,
                 needed=lambda: self._needed(job.run),
@@ -402,10 +404,10 @@ class Worker:
                 seconds = pretraining.progress.seconds - trained, time.monotonic() - began
                 self.say(f"  {title}  {job.key[:6]}  {_summary(pretraining, *seconds)}")
 
-    def _merge(self, job: TrainingJob, shards: Shards, title: str) -> None:
+    def _merge(self, job: TrainingJob, sources: dict[Corpus, Shards], title: str) -> None:
         if self.ranks.first:
             publish_merge(
-                job.run, store=self.store, shards=shards, identities=self.identities, ranks=self.ranks
+                job.run, store=self.store, sources=sources, identities=self.identities, ranks=self.ranks
             )
         self.ranks.wait()
         self.outcome.computed += 1
@@ -464,7 +466,7 @@ def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
 
 @dataclass(frozen=True)
 class ShardMaker:
-    """Opens the shards of a run, or tokenizes its corpus if they are missing; a lease ensures that one worker does it."""
+    """Opens the shards of a run, or tokenizes its corpora if they are missing; leases ensure that one worker does each."""
 
     store: Store
     identities: Identities
@@ -475,25 +477,31 @@ class ShardMaker:
     live: Callable[[str], None]
     opened: dict[Path, Shards] = field(default_factory=dict)  # verified by `together` in this process
 
+    def folders(self, run: Pretrain) -> dict[Corpus, Path]:
+        """Return where the shards of each corpus that a run reads are, or will be."""
+        return {corpus: self.store.shards / self.identities.data(corpus) for corpus in sources_of(run)}
+
     def alone(self, run: Pretrain) -> Shards:
-        """Return a run's shards, made by this process if missing; fine-tuning processes call it independently."""
-        folder = self.store.shards / self.identities.data(run)
-        self._make(run, folder)
+        """Return the shards of a run's first corpus, for its tokenizer; fine-tuning processes call it independently."""
+        corpus, folder = next(iter(self.folders(run).items()))
+        self._make(corpus, folder)
         return Shards.open(folder)
 
-    def together(self, run: Pretrain) -> Shards:
-        """Return a run's shards for training by all ranks together, after checking every token file, once.
+    def together(self, run: Pretrain) -> dict[Corpus, Shards]:
+        """Return the shards of a run's corpora for training by all ranks, after checking every token file, once.
 
         Training would not notice a flipped bit. A file whose size and time have not changed since it was last verified
         is not read again: with a large corpus, every start would take minutes.
         """
-        folder = self.store.shards / self.identities.data(run)
+        return {corpus: self._together(corpus, folder) for corpus, folder in self.folders(run).items()}
+
+    def _together(self, corpus: Corpus, folder: Path) -> Shards:
         if folder in self.opened:
             return self.opened[folder]
         stopped = False
         try:
             if self.ranks.first:  # the others wait for it, and it tells how far it is
-                self._make(run, folder)
+                self._make(corpus, folder)
             while not self.store.has(folder):
                 if self.stop():
                     raise Stopped
@@ -503,7 +511,7 @@ class ShardMaker:
         # Ranks notice a stop at different times, and none may wait for the others in the training.
         if self.ranks.sum(stopped)[0]:
             raise Stopped
-        self.live(f"reading the tokens of {corpus_of(run).name}")
+        self.live(f"reading the tokens of {corpus.name}")
         shards = Shards.open(folder)
         if self.ranks.first:
             shards.check_tokens(HashMemory(self.store))
@@ -511,9 +519,7 @@ class ShardMaker:
         self.opened[folder] = shards
         return shards
 
-    def _make(self, run: Pretrain, folder: Path) -> None:
-        corpus = corpus_of(run)
-
+    def _make(self, corpus: Corpus, folder: Path) -> None:
         def report(text: str) -> None:
             if self.stop():  # what is tokenized so far is kept, and the next run continues from it
                 raise Stopped

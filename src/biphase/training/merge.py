@@ -25,13 +25,13 @@ from torch import Tensor
 
 from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
-from biphase.data.stream import Stream, heldout_stream
+from biphase.data.stream import streams_of, training_stream
 from biphase.errors import ModelError
 from biphase.keys import Identities, Keyring
 from biphase.models.backbone import LanguageModel, set_rope_base
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.records import encode
-from biphase.specs import CLM, Kept, Merge, Pretrain, RowObjective
+from biphase.specs import CLM, Corpus, Kept, Merge, Pretrain, RowObjective
 from biphase.store import Store, publish, verify, write_json
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import Progress
@@ -52,9 +52,10 @@ class Summand:
 
 
 def publish_merge(
-    run: Pretrain, *, store: Store, shards: Shards, identities: Identities, ranks: Ranks
+    run: Pretrain, *, store: Store, sources: Mapping[Corpus, Shards], identities: Identities, ranks: Ranks
 ) -> None:
     """Publish the checkpoint that `run` starts from, the mean of its parts; one process does it alone."""
+    shards = next(iter(sources.values()))
     merge = run.start
     assert isinstance(merge, Merge)
     run = replace(run, stages=(), keep=())  # the checkpoint is of the merge, not of what trains on after it
@@ -78,7 +79,7 @@ def publish_merge(
         if store.has(store.checkpoints / before):
             progress = replace(checkpoint.progress_of(store, before), step=0, next_sample=run.origin_sample)
             lines = checkpoint.metrics_of(store, before)
-        losses = _heldout(run, folder, shards, ranks)
+        losses = _heldout(run, folder, sources, ranks)
         if losses:
             lines = [*lines, {"step": run.origin_step, "heldout": losses}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -86,8 +87,7 @@ def publish_merge(
             "key": key,
             "run": encode(run),
             "origin_step": run.origin_step,
-            "epochs": Stream.of(shards, run.packing, run.seed).epochs(run.origin_sample),
-            "tokens_left_out": len(shards.train) % run.packing.length,
+            **training_stream(run, sources).reading(run.origin_sample),
             "progress": asdict(progress),
         }
         write_json(folder / "checkpoint.json", about)
@@ -149,13 +149,13 @@ def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, 
     return Summand(f"the start of {part.run.name}", weight, shapes, dtypes, weights.__getitem__)
 
 
-def _heldout(run: Pretrain, folder: Path, shards: Shards, ranks: Ranks) -> dict[str, float]:
+def _heldout(run: Pretrain, folder: Path, sources: Mapping[Corpus, Shards], ranks: Ranks) -> dict[str, float]:
     """Return the held-out losses of the mean in `folder`, computed by this process alone."""
     own, device = _objectives(run.sources[0]), ranks.device
-    stream = heldout_stream(shards, run.packing, words=mask_words(own))
+    stream = streams_of(run, sources, words=mask_words(own))[1]
     if not stream.rows:
         return {}
-    model = starting_model(run, shards)
+    model = starting_model(run, next(iter(sources.values())))
     with Tensors(folder, "model") as saved, torch.no_grad():
         weights = model.model.state_dict()
         for name in saved.shapes:

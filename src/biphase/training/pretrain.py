@@ -18,7 +18,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -30,7 +30,7 @@ from torch import Tensor
 
 from biphase.attention import pattern_of, varlen_works
 from biphase.data.shards import Shards
-from biphase.data.stream import Stream, heldout_stream, load_ahead, passes_of, share
+from biphase.data.stream import Stream, load_ahead, passes_of, share, streams_of
 from biphase.data.tokenizer import Special, load
 from biphase.errors import StoreError, TrainingError
 from biphase.keys import Identities, checkpoint_key
@@ -47,12 +47,12 @@ from biphase.models.backbone import (
 )
 from biphase.models.native import is_masked, masked_forms
 from biphase.objectives import Batch, assign
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import Config, Hub, Merge, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
+from biphase.specs import Config, Corpus, Hub, Merge, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
 from biphase.store import Store
 from biphase.text import duration, si
 from biphase.training import checkpoint, distributed
@@ -92,7 +92,7 @@ def refuse_unfit(run: Pretrain) -> None:
     """Raise ModelError if the run's model is not supported, before its text is read."""
     root = run.root
     if isinstance(root.start, Hub):
-        corpus = corpus_of(run)
+        corpus = sources_of(run)[0]
         info = None  # unknown if the corpus trains its own tokenizer
         if isinstance(corpus.tokenizer, Pretrained):
             tokenizer = load(corpus)
@@ -103,7 +103,7 @@ def refuse_unfit(run: Pretrain) -> None:
 
 
 def _tokenizer_info(run: Pretrain, vocab: int, special: Special) -> TokenizerInfo:
-    used = {special.eos, special.bos if corpus_of(run).bos else None}
+    used = {special.eos, special.bos if sources_of(run)[0].bos else None}
     return TokenizerInfo(vocab, special.mask, special.mask_rule != "own", frozenset(special.ids) - used)
 
 
@@ -453,6 +453,7 @@ class Pretraining:
         options: RuntimeOptions,
         title: str = "",
         live: LiveModel | None = None,  # left by the worker's last training job
+        sources: Mapping[Corpus, Shards] | None = None,  # all that the run reads, if those are several
     ) -> None:
         self.run, self.target, self.store, self.shards = run, target, store, shards
         self.identities, self.ranks, self.needed, self.options = identities, ranks, needed, options
@@ -460,8 +461,7 @@ class Pretraining:
         self.title, self.live = title or run.name, live
         self.key = checkpoint_key(run, target, identities)
         words = mask_words(part.objective for phase in run.phases for part in phase.objective.parts_at(0))
-        self.stream = Stream.of(shards, run.packing, run.seed, words=words)
-        self.heldout = heldout_stream(shards, run.packing, words=words)
+        self.stream, self.heldout = streams_of(run, sources or {sources_of(run)[0]: shards}, words=words)
         self.rope_base = 0.0  # 0: the model's own
         self.phase: Phase | None = None  # the one that the model was last prepared for
         self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
@@ -571,7 +571,7 @@ class Pretraining:
             run.precision,
             run.optimizer,
             run.z_loss,  # captured steps contain it
-            self.identities.data(run),
+            self.shards.folder.name,
         )
 
     def _taken_over(self, nearest: tuple[int, str] | None) -> LiveModel | None:
@@ -861,8 +861,7 @@ class Pretraining:
         about = {
             "run": encode(self.run),
             "origin_step": self.run.origin_step,
-            "epochs": self.stream.epochs(self.progress.next_sample),
-            "tokens_left_out": len(self.shards.train) % self.run.packing.length,
+            **self.stream.reading(self.progress.next_sample),
             "times": dict(self.times),
             "progress": asdict(self.progress),
         }

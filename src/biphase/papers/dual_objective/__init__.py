@@ -5,7 +5,7 @@ published models (ltg/dual-lm-470m) could be looked up, and the authors' code fo
 claim carries a number. "Remark 1" is what the card names so; O3 is in the words of a review of the paper.
 """
 
-from biphase.presets import corpus_of
+from biphase.presets import sources_of
 from biphase.report.contrasts import On, Paper, Pattern, Quantity, Statement, slope
 from biphase.report.recipes import Model, Published, Recipe, run_of
 from biphase.report.selectors import Compare, Which
@@ -44,9 +44,9 @@ NEEDS = "needs runs of equal steps on one corpus: "
 
 
 def times(on: On, model: Model) -> float:
-    """How often the text was read: tokens of the run over those of its corpus; at most once if that is not limited."""
-    limit = corpus_of(run_of(on.study.plan, model.results[0])[0]).tokens
-    return max(1.0, model.recipe.tokens / limit) if limit else 1.0
+    """How often the text was read: tokens of the run over those of its corpora; at most once if that is not limited."""
+    limits = [corpus.tokens for corpus in sources_of(run_of(on.study.plan, model.results[0])[0])]
+    return max(1.0, model.recipe.tokens / sum(limits)) if all(limits) else 1.0
 
 
 def preference(on: On, models: list[Model]) -> Quantity:

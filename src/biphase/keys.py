@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from biphase.records import content_key, encode
-from biphase.specs import Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
+from biphase.specs import Contrastive, Corpus, Finetune, Hub, Merge, Pairs, Phase, Pretrain, Size, Task
 
 # Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
@@ -28,7 +28,8 @@ class Identities:
 
     data: Callable[[Pretrain], str]  # the key of the run's shards
     hub: Callable[[Hub], str]
-    task: Callable[[Task], str] = content_key  # the key of a dataset and how its examples are presented
+    # The key of a dataset and how its examples are presented, or of text pairs.
+    task: Callable[[Task | Pairs], str] = content_key
     reads: Callable[[Hub], str] = lambda model: ""  # the model's tokenizer, if no revision pins it
     tokens: Callable[[Corpus], int] = lambda corpus: (
         0
@@ -63,7 +64,7 @@ class Keyring:
         if position not in self._keys:
             _, constant, phases = self._constant(run)
             peak = run.first_peak  # rates have one form, whether the schedule or a stage says them
-            done = [_span(run, peak, phase, step) for phase in phases if phase.first < step]
+            done = [self._span(run, peak, phase, step) for phase in phases if phase.first < step]
             rate = _rate_until(run, peak, step)
             self._keys[position] = content_key(
                 {**constant, "learning_rate": rate, "phases": done, "step": step}
@@ -116,16 +117,18 @@ class Keyring:
             case Merge():
                 return {"checkpoint": self.at(run, 0)}
 
-
-def _span(run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
-    """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
-    span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
-    unusual: dict[str, object] = {}
-    peak = phase.peak or run.schedule.peak
-    if peak != first_peak:
-        unusual["peak"] = peak
-    unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
-    return [*span, unusual] if unusual else span
+    def _span(self, run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
+        """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
+        objective = encode(phase.objective)
+        if isinstance(phase.objective, Contrastive):  # what the pairs are, not where they lie
+            objective["pairs"] = [self._identities.task(pairs) for pairs in phase.objective.pairs]
+        span: list[object] = [objective, phase.first, min(phase.until, step), phase.rope_base]
+        unusual: dict[str, object] = {}
+        peak = phase.peak or run.schedule.peak
+        if peak != first_peak:
+            unusual["peak"] = peak
+        unusual |= {name: getattr(phase, name) for name in ("freeze", "layer_decay") if getattr(phase, name)}
+        return [*span, unusual] if unusual else span
 
 
 def _rate_until(run: Pretrain, first_peak: float, step: int) -> list[object]:

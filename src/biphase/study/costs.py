@@ -33,7 +33,7 @@ from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.metadata import WRONG
 from biphase.presets import CORPORA, DEVICES, TOKENS, corpus_of
 from biphase.protocol import window_overlap
-from biphase.specs import Corpus, Hub, Packing, Pretrain, Rows, Size, Task
+from biphase.specs import Contrastive, Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
 from biphase.study.plan import Plan, TrainingJob, card_of
 from biphase.tasks.files import local_files, on_hub
@@ -108,6 +108,8 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
             ] = None
         if isinstance(job.run.packing, Rows) and job.run.packing.document_mask:
             notes["document masking depends on the text: FLOPs are an upper bound"] = None
+        if isinstance(job.objective, Contrastive):
+            notes["texts of pairs are counted at their longest: tokens and FLOPs are an upper bound"] = None
         flops += job_flops(job, shape)
         disk += shape.parameters * BYTES_PER_PARAMETER
     known = all(shapes.values())
@@ -119,7 +121,8 @@ def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     if job.merge:
         return 0.0
     share, causal = (part(job.first, job.step) for part in (job.run.labelled_share, job.run.causal_share))
-    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
+    packing, _ = job.run.reads_at(job.first)
+    return job.tokens * flops_per_token(shape, packing, causal=causal, labelled=share)
 
 
 def flops_of(job: TrainingJob) -> float | None:
@@ -252,6 +255,8 @@ def texts_of(plan: Plan, store: Store) -> list[CorpusTokens]:
     read: dict[Corpus, dict[str, int]] = {}
     for run in plan.study.runs:
         for job in plan.path(plan.results[run.name]):
+            if isinstance(job.objective, Contrastive):
+                continue  # it reads pairs
             tokens = read.setdefault(corpus_of(job.run), {})
             tokens[run.name] = tokens.get(run.name, 0) + job.tokens
     texts = []

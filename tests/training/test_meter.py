@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from biphase.text import duration
-from biphase.training.pretrain import Meter
+from biphase.training.meter import Meter
 
 
 def meter(**fields):

@@ -475,7 +475,9 @@ class Contrastive:
 
     @property
     def label(self) -> str:
-        return f"contrastive {self.batch} pairs{'' if self.temperature == 0.05 else f' at {self.temperature:g}'}"
+        return (
+            f"contrastive {self.batch} pairs{'' if self.temperature == 0.05 else f' at {self.temperature:g}'}"
+        )
 
     @property
     def most_tokens(self) -> int:

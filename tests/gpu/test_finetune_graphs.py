@@ -40,6 +40,7 @@ NAMES = [
 ]
 EVERY = pytest.mark.parametrize("name", NAMES)
 STEPS, RATE, CLOSE = 40, 3e-4, 0.05
+SLOW = {"choices": 1e-4}  # at 3e-4 its few examples are learnt by heart, and rounding decides the last steps
 
 
 @pytest.fixture(scope="module")
@@ -110,12 +111,12 @@ def assert_close(one, other):
 @EVERY
 @pytest.mark.parametrize("precision", ["bf16", "pure-bf16"])
 def test_trajectories_are_those_of_plain_steps(name, precision, reading):
-    some, spec = family(name, reading), spec_of(name)
+    some, spec, rate = family(name, reading), spec_of(name), SLOW.get(name, RATE)
     bench = bench_of(precision)
-    by_graph = losses(bench.finetune(some, spec, lr=RATE, seed=1, loaders=1)[1])
+    by_graph = losses(bench.finetune(some, spec, lr=rate, seed=1, loaders=1)[1])
     assert bench.grid.graphs.captured, "no step was a graph"
     assert (bench.grid.rows is None) == (precision == "pure-bf16")
-    plain = losses(bench_of(precision, graphs=False).finetune(some, spec, lr=RATE, seed=1)[1])
+    plain = losses(bench_of(precision, graphs=False).finetune(some, spec, lr=rate, seed=1)[1])
     assert_close(by_graph, plain)
     assert by_graph[-5:].mean() < by_graph[:5].mean()
 

@@ -8,6 +8,7 @@ the other half, in which the learning rate decays. All times come from what the 
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -51,7 +52,9 @@ def measure_job(case: JobCase) -> Timing:
 
 def _run(folder: Path, *words: object) -> None:
     command = [sys.executable, "-m", "biphase", *map(str, words)]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    # site made sys.path absolute; a relative PYTHONPATH would mean nothing in that folder.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
         raise TrainingError(
             f"biphase {words[0]} failed in this case: {(done.stderr or '?').splitlines()[-1]}"

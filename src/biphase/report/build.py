@@ -2,7 +2,7 @@
 
     report.html                 the page, self-contained
     report.md                   the report as text
-    scores.csv families.csv noise.csv claims.csv runs.csv trials.csv
+    scores.csv families.csv noise.csv crossings.csv claims.csv runs.csv trials.csv
     tables/*.tex                LaTeX tables
     figures/*.svg *.pdf         figures for print
 
@@ -32,7 +32,8 @@ from biphase.text import counted, duration, effect
 PAGE = "report.html"
 # Ids of all figures. Files with these names in the figures folder belong to the report and may be removed.
 KNOWN = (
-    "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "losses", "repetition",
+    "objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "crossings", "losses",
+    "repetition",
     "tree", "costs",  # of earlier versions
 )  # fmt: skip
 

@@ -14,6 +14,7 @@ from biphase.report.contrasts import Paper
 from biphase.report.estimates import Estimates, edges, estimate
 from biphase.report.evidence import Evidence, Resamples, gather
 from biphase.report.figures import Figure, figures
+from biphase.report.figures.crossings import crossings_table, gaps
 from biphase.report.headline import Headline, headline
 from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
 from biphase.report.verdicts import Finding, judge
@@ -130,6 +131,7 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
             tables.scores(evidence, estimates),
             tables.families(evidence, estimates),
             tables.noise(evidence, estimates),
+            crossings_table(gaps(evidence, estimates)),
             tables.claims(findings),
             tables.runs(found),
             tables.trial_table(evidence),

@@ -151,6 +151,10 @@ class Published:
         """The printed scores of this recipe on one dataset by learning rate, in percent."""
         return {}
 
+    def gaps(self) -> dict[str, list[tuple[tuple[float, ...], float]]]:
+        """Family → MLM − CLM of a model at several budgets: (tokens per parameter of its blocks, tokens, steps), points."""
+        return {}
+
     def contrast(self, claim: str, recipe: Recipe) -> float | None:
         """The printed value of a claim's contrast at this recipe, where it does not follow from family means."""
         return None

@@ -149,34 +149,44 @@ def _masking_rules(model: Model) -> set[str]:
 
 
 def _settings(members: Iterable[Model], runs: dict[str, Pretrain]) -> dict[str, str]:
-    """A description of each setting that lists only the fields in which the settings differ."""
-    fields: dict[str, dict[str, str]] = {}
-    for model in members:
-        origin = {"origin": "continued" if model.recipe.base else "from scratch"}
-        fields.setdefault(model.recipe.setting, _fields(runs[model.name]) | origin)
+    """A description of each setting that lists only the fields in which the settings of trained models differ.
+
+    Continued models are "continued" if that alone tells the settings apart.
+    """
+    trained = [model for model in members if model.recipe.spans]
+    of: dict[str, list[Model]] = {}
+    for model in trained:
+        of.setdefault(model.recipe.setting, []).append(model)
+    fields = {setting: _fields([runs[model.name] for model in some]) for setting, some in of.items()}
+    continued = {
+        setting: "continued" if all(model.recipe.base for model in some) else ""
+        for setting, some in of.items()
+    }
     names = ["corpus", "peak", "warmup", "decay", "more", *SETTING]
     differing = [name for name in names if len({values[name] for values in fields.values()}) > 1]
-
-    def texts() -> dict[str, str]:
-        return {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
-
-    if len(set(texts().values())) < len(fields):  # a second warmup, for example, shows in no field
-        differing.append("origin")
-    about = texts()
+    about = {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
+    if len(of) > 1 and len(set(continued.values())) == len(of):
+        about = continued
+    elif len(set(about.values())) < len(about):  # a second warmup, for example, shows in no field
+        about = {
+            setting: ", ".join(filter(None, (text, continued[setting] or "from scratch")))
+            for setting, text in about.items()
+        }
     twice = [text for text in about.values() if list(about.values()).count(text) > 1]
-    return {
+    return dict.fromkeys((model.recipe.setting for model in members), "") | {
         setting: f"{text} (setting {setting[:6]})" if text in twice else text
         for setting, text in about.items()
     }
 
 
-def _fields(run: Pretrain) -> dict[str, str]:
-    packing = run.packing
+def _fields(runs: list[Pretrain]) -> dict[str, str]:
+    """The fields of runs of one setting as text."""
+    run, packing = runs[0], runs[0].packing
     return {
         "corpus": corpus_of(run).name if run.corpus else "no corpus",
         "peak": f"peak {run.first_peak:g}",
-        "warmup": f"warmup {run.schedule.warmup:g}",
-        "decay": f"decay {run.schedule.decay:g}",
+        "warmup": f"warmup {_part(runs, 'warmup')}",
+        "decay": f"decay {_part(runs, 'decay')}",
         "more": " ".join(f"{name} {value}" for name, value in run.unusual.items()) or "one peak, linear to 0",
         "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
         "batch_tokens": f"{run.batch_tokens:,} tokens a step",
@@ -185,6 +195,14 @@ def _fields(run: Pretrain) -> dict[str, str]:
         "optimizer_state": f"optimizer state {run.optimizer_state}",
         "data": f"data {run.data}",
     }
+
+
+def _part(runs: list[Pretrain], name: str) -> str:
+    """A part of the schedule in steps, or its share of the run where that is what these runs have in common."""
+    counts = {float(getattr(run.schedule, name)) for run in runs}
+    return (
+        f"{counts.pop():g}" if len(counts) == 1 else f"{getattr(runs[0].schedule, name) / runs[0].steps:.1%}"
+    )
 
 
 def _optimizer(spec: AdamW | Muon) -> str:

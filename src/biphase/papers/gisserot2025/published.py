@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from biphase.presets import SIZES
 from biphase.report.recipes import Kind, Published, Recipe, shape_key
+from biphase.specs.tasks import FAMILIES
 
 TOKENS = 2_359_296  # tokens a step; the paper also gives a second figure, 0.6% higher
 
@@ -121,6 +122,23 @@ class Numbers(Published):
 
     def at_rates(self, recipe: Recipe, task: str) -> dict[float, float]:
         return RATES.get((printed(recipe), task), {}) if _theirs(recipe) else {}
+
+    def gaps(self) -> dict[str, list[tuple[tuple[float, ...], float]]]:
+        pairs = {
+            steps: (_mlm("610m", steps=steps, decayed=end), _clm("610m", steps, decayed=end))
+            for steps, end in ((5_000, False), (40_000, False), (42_000, True))
+        }
+        return {
+            family: [
+                (
+                    (steps * TOKENS / SIZES["610m"].block_parameters, float(steps * TOKENS), float(steps)),
+                    round(FAMILY_MEANS[masked][family] - FAMILY_MEANS[causal][family], 2),
+                )
+                for steps, (masked, causal) in pairs.items()
+            ]
+            for family in FAMILIES
+            if family in FAMILY_MEANS[pairs[42_000][0]]
+        }
 
     def contrast(self, claim: str, recipe: Recipe) -> float | None:
         return CONTRASTS.get((claim, printed(recipe))) if _theirs(recipe) else None

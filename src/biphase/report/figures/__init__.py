@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from biphase.report.estimates import Estimates
 from biphase.report.evidence import Evidence
-from biphase.report.figures import scores, training
+from biphase.report.figures import crossings, scores, training
 from biphase.report.figures.description import PALETTES, Figure
 from biphase.report.figures.vega import draw, screen_height, script, specification
 
@@ -15,6 +15,7 @@ def figures(evidence: Evidence, estimates: Estimates, *, live: bool = False) -> 
     """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
     described = [figure(evidence, estimates) for figure in scores.FIGURES] if evidence.count[0] else []
     described += [
+        crossings.crossings_figure(evidence, crossings.gaps(evidence, estimates)),
         training.losses_figure(evidence, live=live),
         training.repetition_figure(evidence, live=live),
     ]

@@ -313,12 +313,14 @@ def standing_for(models: Iterable[Model]) -> list[Model]:
     if not budgets:
         return []
     steps = max(budgets, key=lambda steps: (len({model.recipe.kind for model in budgets[steps]}), steps))
-    nearest = [_nearest(kind, budgets[steps]) for kind in ("clm", "mlm", "clm-mlm")]
+    nearest = [usual(kind, budgets[steps]) for kind in ("clm", "mlm", "clm-mlm")]
     others = [model for model in budgets[steps] if model.recipe.kind in ("mix", "other")]
     return [*(model for model in nearest if model), *others]
 
 
-def _nearest(kind: str, models: list[Model]) -> Model | None:
+def usual(kind: str, models: list[Model]) -> Model | None:
+    """The model of this kind that is nearest to the usual ratio and share; None: there is none."""
+
     def distance(model: Model) -> tuple[float, float, float]:
         ratio = model.recipe.ratio
         off = 0.0 if kind == "clm" else 1.0 if ratio is None else round(abs(ratio - USUAL_RATIO), 9)

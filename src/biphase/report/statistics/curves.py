@@ -140,6 +140,16 @@ def fit_seeds(x: ArrayLike, scores: ArrayLike, degree: int) -> FittedCurve:
     return FittedCurve(coefficients, (rest, df), (np.cov(each.T) / seeds, seeds - 1), "pretraining seeds")
 
 
+def fit_each(x: ArrayLike, scores: ArrayLike, degree: int, covers: str) -> FittedCurve:
+    """The mean of the curves that are fitted to each seed by itself, from complete scores (seeds, points).
+
+    The noise is that of the seeds' curves alone, so it holds however the points of one seed depend on each other.
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    each = table @ np.linalg.pinv(_design(np.asarray(x, dtype=np.float64), degree)).T
+    return FittedCurve(each.mean(axis=0), (np.cov(each.T) / len(table), len(table) - 1), None, covers)
+
+
 def _design(x: Floats, degree: int) -> Floats:
     if np.unique(x).size <= degree:
         raise ValueError(f"{np.unique(x).size} points do not determine a polynomial of degree {degree}")

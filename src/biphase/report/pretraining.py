@@ -270,7 +270,8 @@ class Epochs:
                 if rows is None:
                     return None
                 steps = (until if step is None else min(until, step)) - first
-                epochs += steps * job.run.rows_per_step / rows
+                read = job.run.rows_until(job.first + steps) - job.run.rows_until(job.first)
+                epochs += read / rows
         return epochs if path else None
 
     def tokens(self, result: str) -> int | None:

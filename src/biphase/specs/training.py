@@ -737,6 +737,13 @@ class Pretrain:
 
     @property
     def changes_heldout(self) -> bool:
-        """Whether its held-out losses are on other text or packing than those of the run it continues."""
+        """Whether its held-out losses are on other text, packing or pairs than those of the run it continues."""
         fields = attrgetter("corpus", "packing", "heldout_tokens")
-        return any(fields(self) != fields(part.run) for part in self.sources[:1])
+        if not self.sources:
+            return False
+        before = self.sources[0].run
+        first, last = (
+            [stage.objective for stage in stages] for stages in (self.stages[:1], before.stages[-1:])
+        )
+        other_pairs = any(isinstance(objective, Contrastive) for objective in first) and first != last
+        return other_pairs or fields(self) != fields(before)

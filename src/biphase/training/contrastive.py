@@ -125,7 +125,7 @@ class PairStream:
         stream = cls(
             objective,
             run.seed,
-            tuple(encode_texts(tokenization, side) for side in sides),
+            (encode_texts(tokenization, sides[0]), encode_texts(tokenization, sides[1])),
             np.array(same).T,
             np.flatnonzero(~out),
             # In an order of its own: neighbours in a file are often alike, and sources follow each other.

@@ -610,18 +610,18 @@ class Pretraining:
         if ratio is not None:
             facts["ratio"] = ratio
         facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
-        first = self.progress.next_sample - self.run.rows_per_step
-        facts["samples"] = [
-            first,
-            self.progress.next_sample - 1,
-        ]  # over all processes; kept only for skipped steps
+        rows, until = self.run.rows_per_step, self.progress.next_sample
+        if isinstance(phase.objective, Contrastive):
+            rows = phase.objective.batch
+            until = (self.run.origin_step + done.step + 1) * rows
+        facts["samples"] = [until - rows, until - 1]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.outcome)
         if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
             last = self.meter.last_skipped
             raise TrainingError(
                 f"{self.run.name}: {NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
                 f"{last['step']:,} with samples {last['samples'][0]} to {last['samples'][1]}; "
-                "lower schedule=WSD(peak=…) or look at the corpus there"
+                "lower schedule=WSD(peak=…) or look at the text there"
             )
 
     def _evaluate(self, done: LoopStep) -> None:

@@ -212,10 +212,10 @@ def adaptation(model: str, options: AdaptOptions, store: Store, finetune: Finetu
     if stage:
         own = _on_pairs(stage, options, length)
         encoded["pairs"] = {name: encode(value) for name, value in own.items()}
-        after = (
-            {"start": runs[-1], "optimizer_state": "reset"} if options.steps else {**fields, "start": start}
-        )
-        runs.append(Pretrain(f"{before.name}-pairs", **{**after, **own}))
+        after: dict[str, Any] = {**fields, "start": start}
+        if options.steps:
+            after = {"start": runs[-1], "optimizer_state": "reset"}
+        runs.append(Pretrain(f"{before.name}-pairs", **(after | own)))
     digest = content_key({"start": encode(start), "finetune": encode(finetune), **encoded})
     return Study(f"adapt-{before.name}-{digest[:8]}", runs=tuple(runs), finetune=finetune)
 

@@ -16,7 +16,6 @@ from biphase.errors import DataError, StoreError, TrainingError
 from biphase.keys import checkpoint_key
 from biphase.models.backbone import from_scratch
 from biphase.study.plan import identities
-from biphase.training import distributed
 from biphase.training.contrastive import PairStream
 from biphase.training.distributed import Ranks
 
@@ -293,6 +292,6 @@ def test_more_processes_than_pairs_are_refused(tiny_run, job_of, store, pairs):
     run = tiny_run("run", Stage(CLM(), 2), Stage(Contrastive(pairs, batch=2, length=16), 4))
     job = job_of(run, 6, store)
     job.load()
-    job.ranks = Ranks(0, 3, distributed.torch.device("cpu"))
+    job.ranks = Ranks(0, 3, torch.device("cpu"))
     with pytest.raises(TrainingError, match="3 processes cannot share 2 pairs"):
         job.pairs.clear() or job._load_pairs()

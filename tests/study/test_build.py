@@ -12,7 +12,20 @@ from dataclasses import replace
 import pytest
 
 from biphase import (
-    CLM, MLM, MNTP, WSD, AdamW, Chunks, Contrastive, Finetune, Hub, Linear, LoRA, Pairs, Stage, Study,
+    CLM,
+    MLM,
+    MNTP,
+    WSD,
+    AdamW,
+    Chunks,
+    Contrastive,
+    Finetune,
+    Hub,
+    Linear,
+    LoRA,
+    Pairs,
+    Stage,
+    Study,
 )  # fmt: skip
 from biphase.catalog import CATALOG, PRESETS, TASKS
 from biphase.errors import SpecError, StoreError

@@ -273,7 +273,8 @@ def _places(task: Task | Pairs) -> dict[str, HubPlace | LocalPlace]:
     """Return the place of each split, before anything is looked up."""
     whose = whose_files(task)
     if isinstance(task, Pairs):
-        return {"pairs": _place(whose, Path(), task.source)}
+        base = ASSETS if task.source.startswith(_BUILTIN) else Path()
+        return {"pairs": _place(whose, base, task.source.removeprefix(_BUILTIN))}
     parts = parts_of(task)
     if task.source.startswith(SIGN):
         base: HubPlace | Path = HubPlace.of(whose, task.source)

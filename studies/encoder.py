@@ -38,7 +38,7 @@ encoder = Pretrain(
     corpus=replace(
         CORPORA["fineweb-edu-10b"], tokenizer=Pretrained(smollm2.source, revision=smollm2.revision)
     ),
-    stages=Stage(MNTP(0.3), 1_000),
+    stages=(Stage(MNTP(0.3), 1_000),),
     packing=Chunks(512),
     batch_tokens=64 * 512,
     schedule=WSD(2e-4, warmup=50, decay=0.2),
@@ -48,7 +48,7 @@ encoder = Pretrain(
 embedder = Pretrain(
     "embedder",
     start=encoder,
-    stages=Stage(Contrastive(pairs, batch=512), 1_000),
+    stages=(Stage(Contrastive((pairs,), batch=512), 1_000),),
     schedule=WSD(1e-4, warmup=0.1, decay=0.2),
     optimizer_state="reset",
 )
@@ -69,11 +69,18 @@ study = Study(
     finetune=Finetune(
         (search, CATALOG["sst2"], CATALOG["conll2003"], CATALOG["stsb"]),
         lrs=(2e-5, 5e-5, 1e-4),
-        seeds=range(3),
+        seeds=(0, 1, 2),
         protocol="standard",
     ),
     claims=(
-        Claim("pairs", "training on pairs improves search", more="embedder", less="encoder", on="IR"),
-        Claim("kept", "it costs no more than a point of tagging", more="embedder", less="encoder", on="TC", margin=-1),
+        Claim("pairs", "training on pairs improves search", more="embedder", less="encoder", on=("IR",)),
+        Claim(
+            "kept",
+            "it costs no more than a point of tagging",
+            more="embedder",
+            less="encoder",
+            on=("TC",),
+            margin=-1,
+        ),
     ),
 )

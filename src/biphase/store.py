@@ -33,7 +33,6 @@ import stat
 import time
 import uuid
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -227,25 +226,21 @@ def verify(
     *,
     contents: bool = True,
     only: str = "",
-    at_once: int = 1,
-    hashed: Callable[[Path], str] | None = None,
+    hashed: Callable[[Path], str] = lambda path: sha256(path),
 ) -> dict[str, Any]:
     """Check that every file of a published folder is unchanged, and return the file entries of its manifest.
 
     `contents=False` compares sizes only; `only` hashes the files whose names begin with it, for callers that read no
-    others. `at_once` is the number of hashing threads. `hashed` replaces `sha256`, for callers that cache hashes.
+    others. `hashed` replaces `sha256`, for callers that cache hashes.
     """
     entries = _entries(folder)
     for name, entry in entries.items():
         path = folder / name
         if not path.is_file() or path.stat().st_size != entry["bytes"]:
             raise _damaged(path, folder, "is missing or cut short")
-    read = [name for name in entries if contents and name.startswith(only)]
-    with ThreadPoolExecutor(at_once) as pool:  # hashlib releases the GIL
-        hashes = pool.map(hashed or sha256, [folder / name for name in read])
-        for name, digest in zip(read, hashes, strict=True):
-            if digest != entries[name]["sha256"]:
-                raise _damaged(folder / name, folder, "has changed since it was written")
+    for name in (name for name in entries if contents and name.startswith(only)):
+        if hashed(folder / name) != entries[name]["sha256"]:
+            raise _damaged(folder / name, folder, "has changed since it was written")
     return entries
 
 

@@ -8,7 +8,6 @@ from biphase.bench.cases import (
     DEFAULTS,
     LIKE,
     OURS,
-    PEERS,
     BenchRequest,
     CaseMaker,
     Compared,
@@ -47,36 +46,6 @@ def test_options_replace_the_defaults_of_the_device():
     assert (case.vocab, case.length, case.rows) == (49_153, 512, 8)
 
 
-@pytest.mark.parametrize(("typed", "ours", "theirs"), [(0, 24, 12), (32, 32, 32)])
-def test_the_trainer_gets_twelve_rows_unless_rows_are_given(typed, ours, theirs):
-    maker = CaseMaker(BenchRequest(rows=typed), "cuda", rows=24)
-    assert (maker.cases()[0].rows, maker.peer_rows) == (ours, theirs)
-
-
-@pytest.mark.parametrize(
-    ("options", "peers"),
-    [
-        ({}, PEERS),
-        ({"against": ("trainer", "trainer")}, ("trainer",)),
-        ({"against": ("none",)}, ()),
-        ({"workload": "scale"}, ()),
-    ],
-)
-def test_peers(options, peers):
-    assert BenchRequest(**options).peers(DEFAULTS["cuda"]) == peers
-
-
-def test_two_jobs_have_the_steps_that_are_typed_and_else_those_of_the_device():
-    (typed,), (usual,) = cases(workload="job", size="2m", steps=50), cases(workload="job", size="2m")
-    assert (typed.kind, typed.size, typed.steps) == ("job", "2m", 50)
-    assert usual.steps == DEFAULTS["cuda"].job_steps > typed.steps
-
-
-def test_small_studies_are_measured_in_their_own_shape():
-    shapes = {(case.size, case.vocab, case.length, case.rows) for case in scale()["pretrain"]}
-    assert {("2m", 16_384, 256, 128), ("8m", 16_384, 256, 128), ("30m", 49_153, 512, 64)} <= shapes
-
-
 @pytest.mark.parametrize("kind", DEFAULTS)
 def test_scale_covers_every_part_of_the_cost_model(kind):
     cases, usual = scale(kind), DEFAULTS[kind].scale[0]
@@ -85,14 +54,6 @@ def test_scale_covers_every_part_of_the_cost_model(kind):
     assert {size for size, _, _ in shapes} == set(DEFAULTS[kind].scale) <= set(SIZES)
     assert len(cases["finetune"]) == 2 * len(LIKE)
     assert {case.size for case in cases["score"]} == {case.size for case in cases["finetune"]}
-
-
-def test_scale_of_one_size():
-    cases = scale(size="610m")
-    assert [case.size for case in cases["pretrain"]] == ["610m"]
-    assert cases["finetune"] == cases["score"] == []
-    with pytest.raises(SpecError, match=r"'1b'.*210m"):
-        scale(size="1b")
 
 
 @pytest.mark.parametrize(
@@ -163,14 +124,6 @@ def test_a_device_is_saved_by_precision_with_its_fitted_speeds(tmp_path):
     assert fields["score"] == common | {"tokens_per_second"}
     dates = {name: each.date for name, each in device_named("h200", store).measurements.items()}
     assert dates == {"bf16": "2026-04-01", "fp32": "2026-02-01"}
-
-
-def test_failed_cases_are_not_saved(tmp_path):
-    some = scaled()
-    some.compared[0] = replace(some.compared[0], sides={OURS: failure("out of memory")})
-    kinds = [case["kind"] for case in read_json(save(some, Store(tmp_path)))["cases"]]
-    assert kinds == [result.case.kind for result in some.compared[1:]]
-    assert not report(some.compared[0]).measured
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The clock, the isolation of a measurement, the profile, and the tokens that both sides are given."""
 
-import time
 import warnings
 
 import numpy as np
@@ -8,10 +7,10 @@ import pytest
 import torch
 
 from biphase.bench import compare, measure
-from biphase.bench.cases import LIKE, FinetuneCase, Lengths, PretrainCase
-from biphase.bench.measure import END, MASK, OTHER, Dataset, StepClock
+from biphase.bench.cases import FinetuneCase, Lengths, PretrainCase
+from biphase.bench.measure import MASK, OTHER, Dataset, StepClock
 from biphase.errors import BiphaseError
-from biphase.finetune.families import QuestionAnswering, TextClassification, family_of
+from biphase.finetune.families import family_of
 from biphase.finetune.trial import batches_of, rows_of
 
 CPU = torch.device("cpu")
@@ -27,15 +26,6 @@ def test_warm_up_is_not_counted_and_one_slow_step_does_not_move_the_median():
     assert timing.seconds == pytest.approx(1.0)
     assert timing.mean_seconds == pytest.approx(3.0)
     assert timing.tokens_per_second == pytest.approx(100.0)
-
-
-def test_ready_is_the_wall_time_until_the_third_step():
-    clock = StepClock(CPU)
-    for _ in range(4):
-        assert (clock.ready is None) == (len(clock.marks) < measure.READY)
-        time.sleep(0.01)
-        clock.mark()
-    assert 0.03 <= clock.ready < clock.marks[-1] - clock.began
 
 
 # ---------------------------------------------------------------- isolation
@@ -123,29 +113,6 @@ def family_in(data, length):
     return family_of(data.task(), data.examples(), tokenization, protocol="standard")
 
 
-@pytest.mark.parametrize("lengths", LIKE, ids=lambda lengths: lengths.name)
-def test_lengths_have_their_mean_and_maximum_and_are_reproducible(lengths):
-    sample = measure.sample_lengths(lengths, 4_096)
-    assert sample.mean() == pytest.approx(lengths.mean, rel=0.03)
-    assert sample.max() <= lengths.most
-    assert sample.std() > 0.2 * lengths.mean
-    assert np.array_equal(sample, measure.sample_lengths(lengths, 4_096))
-
-
-@SHORT
-def test_our_family_reads_the_ids_that_the_peer_is_given(lengths):
-    data = Dataset(tuning(lengths))
-    family = family_in(data, 64)
-    if isinstance(family, TextClassification):
-        ids, labels = family.ids["train"], family.labels["train"]
-    else:
-        assert isinstance(family, QuestionAnswering)
-        ids, labels = family.encoded["train"].ids, family.encoded["train"].bounds
-    assert all(np.array_equal(ours, theirs) for ours, theirs in zip(ids, data.ids, strict=True))
-    assert np.array_equal(labels, data.labels)
-    assert data.tokens == pytest.approx(4 * lengths.mean, rel=0.1)
-
-
 @SHORT
 def test_a_padded_batch_has_our_loss_with_the_same_weights(lengths):
     case = tuning(lengths)
@@ -185,17 +152,3 @@ def test_the_trainers_model_has_our_loss_with_the_same_weights(objective):
     inputs = {name: torch.stack([rows[n][name] for n in at]) for name in ("input_ids", "labels")}
     torch.testing.assert_close(ours.loss_sum(batch) / batch.count, peer(**inputs).loss)
     assert (objective == "clm") == torch.equal(rows[0]["input_ids"], rows[0]["labels"])  # Llama shifts itself
-
-
-def test_packings_cut_rows_as_they_are_named():
-    batches = {
-        packing: measure.stream_of(pretraining("mlm", packing)).batch(
-            measure.objective_of(pretraining("mlm")), torch.arange(64), step=0
-        )
-        for packing in ("chunks", "rows", "documents")
-    }
-    assert batches["rows"].segments is None
-    assert batches["chunks"].segments.max() == 1
-    documents = batches["documents"]
-    ends = (measure.stream_of(pretraining("mlm", "documents")).ids(torch.arange(64)) == END).sum()
-    assert 0 < ends == documents.segments[:, -1].sum() + (documents.ids[:, -1] == END).sum()

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-import torch
 
 from biphase.store import read_json
 
@@ -34,19 +33,6 @@ def test_pretraining_stands_beside_the_trainer(verb):
     assert {"GEMMs", "attention", "optimizer"} <= set(profile)
     assert found["name"] == "cpu"
     assert found["command"].startswith("biphase bench pretrain --size 1m")
-
-
-def test_without_a_subject_pretraining_is_measured_and_a_table_printed(verb):
-    code, out, err = verb("bench", *TINY, "--objective", "clm", "--packing", "documents")
-    assert code == 0, err
-    head, command, _, names, values, *_ = out.splitlines()
-    assert "torch" in head
-    assert command.startswith("biphase bench")
-    assert names.split() == ["unit", "biphase", "Trainer", "ratio"]
-    assert values.startswith("1m CLM, documents of 128  tokens/s")
-    assert values.endswith("×")
-    assert "--packing rows makes it equal" in out
-    assert "biphase …" in err
 
 
 def test_finetuning_stands_beside_the_trainer(verb):
@@ -82,22 +68,6 @@ def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
     assert {kind: kinds.count(kind) for kind in kinds} == {"pretrain": 5, "finetune": 6, "score": 2}
     assert content["versions"]["torch"]
     assert content["speeds"]["measured"] == {"pretrain": 5, "finetune": 6, "score": 2}
-
-
-@pytest.mark.campaign
-def test_where_nothing_of_ours_fits_the_exit_code_is_1(verb, monkeypatch, tmp_path):
-    def full(*inputs, **options):
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch.nn.functional, "silu", full)
-    code, out, _ = verb("bench", *TINY, "--against", "none")
-    assert code == 1
-    assert "out of memory; type fewer --rows, or a smaller --size" in out
-    code, out, err = verb("bench", "--save", "--steps", "1", "--store", tmp_path)
-    assert code == 1
-    assert "nothing was saved" in err
-    assert "kept in" not in out
-    assert not (tmp_path / "devices").exists()
 
 
 @pytest.mark.parametrize(

@@ -115,26 +115,6 @@ def test_a_mistake_is_refused_in_one_line(verb, study, store, monkeypatch, words
     assert fact in err
 
 
-@pytest.mark.parametrize("words", [[], ["ledger"]])
-def test_without_a_verb_the_help_is_shown(verb, words):
-    code, out, err = verb(*words)
-    assert code == 2
-    assert "Usage: " in out + err
-    assert "error: " not in err
-
-
-def test_a_failed_job_has_exit_code_1(study, store, monkeypatch):
-    from biphase.training.pretrain import Pretraining
-
-    def fails(self):
-        raise RuntimeError("no luck")
-
-    monkeypatch.setattr(Pretraining, "train", fails)
-    said = biphase("run", study, "--store", store.root, "--quiet", code=1)
-    assert "failed" in said
-    assert "no luck" in biphase("status", study, "--store", store.root)
-
-
 EPOCHS = """
 from biphase import BPE, CLM, MNTP, WSD, Chunks, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform
 
@@ -359,48 +339,3 @@ def test_a_failed_fine_tuning_has_exit_code_1_and_is_retried(tuned, store):
         "run", study, "--store", store.root, "--quiet"
     )
     assert "failed" not in biphase("status", study, "--store", store.root)
-
-
-# Imports once, forks twice: what is slow about a process is not what is asked here.
-TWO_WORKERS = """
-import os, sys
-import biphase.study.worker
-from biphase.cli import main
-
-study, store, *said = sys.argv[1:]
-children = []
-for path in said:
-    child = os.fork()
-    if not child:
-        out = os.open(path, os.O_WRONLY | os.O_CREAT)
-        os.dup2(out, 1)
-        os.dup2(out, 2)
-        sys.argv = ["biphase", "run", study, "--store", store, "--quiet"]
-        main()
-    children.append(child)
-print(*(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
-"""
-
-
-def test_two_workers_in_two_processes_share_a_grid(tuned, store, tmp_path):
-    study = tuned()
-    said = [tmp_path / "one.txt", tmp_path / "two.txt"]
-    done = subprocess.run(
-        [sys.executable, "-c", TWO_WORKERS, study, store.root, *said],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.stdout.split() == ["0", "0"], [path.read_text() for path in said]
-    assert all("all 3 training jobs and 16 fine-tunings are done" in path.read_text() for path in said)
-    computed = [
-        line.split("fine-tunings  ")[1].split("   ")[0]
-        for path in said
-        for line in path.read_text().splitlines()
-        if "% on validation " in line
-    ]
-    assert len(computed) == len(set(computed)) == 16, "each by one of them"
-    assert len(list(store.trials.iterdir())) == 24
-    assert json.loads(biphase("status", study, "--store", store.root, "--json"))["takeovers"] == 0
-    assert not list(store.leases.glob("*.lease"))
-    assert not list(store.attempts.iterdir())

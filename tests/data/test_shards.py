@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from biphase.data.corpus import HashMemory
-from biphase.data.shards import Shards, Tokens, Writer, dtype_for, entropy
+from biphase.data.shards import Shards, Tokens, Writer
 from biphase.errors import DataError, StoreError
 from biphase.keys import data_key
 from biphase.records import encode
@@ -40,16 +40,6 @@ def test_rows_are_slices_of_the_whole_wherever_files_end(tmp_path, shard_tokens,
     for wrong in (-1, 1000 // length):
         with pytest.raises(IndexError, match=f"from 0 to {1000 // length - 1}"):
             tokens.rows(np.array([wrong]), length)
-
-
-def test_counts_and_entropy_are_those_of_the_tokens(tmp_path):
-    tokens = Tokens(written(tmp_path, np.array([3, 3, 1, 2]), 3), U2)
-    assert tokens.counts(5).tolist() == [0, 1, 1, 2, 0]
-    assert entropy(tokens.counts(5)) == pytest.approx(1.5 * np.log(2))
-    empty = Tokens([], U2)
-    assert len(empty) == empty.counts(5).sum() == 0
-    assert empty.rows(np.array([], int), 4).shape == (0, 4)
-    assert (dtype_for(65_536).itemsize, dtype_for(65_537).itemsize) == (2, 4)  # bytes per id
 
 
 @pytest.mark.parametrize("stop", [1, 4, 9])

@@ -16,7 +16,6 @@ from biphase.data.stream import (
     segments_of,
     share,
 )
-from biphase.errors import DataError
 from biphase.objectives import IGNORE, assign
 from biphase.specs import CLM, MLM, MNTP, Chunks, Mix, Rows
 
@@ -31,14 +30,6 @@ def test_chunk_cuts_are_uniform_and_leave_the_shortest():
     assert (cuts.min(), cuts.max()) == (12, 52)
     counts = torch.bincount(cuts)[12:]
     assert (counts - 40_000 / 41).abs().max() < 6 * (40_000 / 41) ** 0.5
-
-
-def test_a_cut_is_a_function_of_seed_and_sample_index_alone():
-    packing, ids = Chunks(64), torch.zeros(3, 64).long()
-    together = segments_of(packing, ids, torch.tensor([4, 9, 4]), seed=1, eos_id=EOS)
-    assert torch.equal(together[0], together[2])
-    assert torch.equal(together[1:2], segments_of(packing, ids[:1], torch.tensor([9]), seed=1, eos_id=EOS))
-    assert not torch.equal(together, segments_of(packing, ids, torch.tensor([4, 9, 4]), seed=2, eos_id=EOS))
 
 
 def test_an_end_token_closes_its_document():
@@ -71,16 +62,6 @@ def test_boundaries_cover_the_batch_in_order(seed, documents):
     assert (pair.unique(return_inverse=True)[1] == flat).all()
     positions = positions_of(segments, 3, 20).flatten()
     assert torch.equal(positions, torch.arange(60) - plain[:-1].repeat_interleave(plain.diff()))
-
-
-def test_fixed_boundaries_keep_their_length_from_batch_to_batch():
-    lengths = set()
-    for first in range(50):
-        ids = torch.randint(2, 50, (8, 512), generator=torch.Generator().manual_seed(first))
-        ids[torch.rand(8, 512, generator=torch.Generator().manual_seed(first)) < 0.01] = EOS
-        segments = segments_of(Rows(512, document_mask=True), ids, torch.arange(8), seed=0, eos_id=EOS)
-        lengths.add(len(boundaries_of(segments, fixed=True, documents=True)))
-    assert len(lengths) == 1
 
 
 # ---------------------------------------------------------------- order and batches
@@ -199,13 +180,6 @@ def test_fixed_shapes_pad_and_never_drop_a_label(stream, monkeypatch, bound):
     assert (fixed.graph_key is None) == bool(bound), "a rare shape is not captured"
 
 
-def test_fixed_shapes_list_all_positions_of_a_causal_objective_in_order(stream):
-    plain, fixed = (stream.batch(CLM(), torch.arange(8), step=0, fixed=fixed) for fixed in (False, True))
-    assert torch.equal(fixed.label_at, torch.arange(fixed.ids.numel()))
-    assert torch.equal(fixed.labels[plain.label_at], plain.labels)
-    assert (fixed.labels != IGNORE).sum() == fixed.count == plain.count
-
-
 def test_batches_of_one_shape_share_a_captured_step(stream):
     def key(objective, first, fixed=True):
         return stream.batch(objective, torch.arange(first, first + 8), step=0, fixed=fixed).graph_key
@@ -222,8 +196,3 @@ def test_heldout_rows_and_masks_do_not_depend_on_the_run(shards):
     raw = torch.from_numpy(opened.heldout.span(0, one.rows * 32).astype("int64")).view(-1, 32)
     assert torch.equal(one.ids(torch.arange(one.rows)), raw)
     assert one.rows == len(opened.heldout) // 32
-
-
-def test_a_corpus_shorter_than_a_row_is_refused(shards):
-    with pytest.raises(DataError, match="fewer than one row"):
-        Stream.of(Shards.open(shards), Rows(10**9), seed=0)

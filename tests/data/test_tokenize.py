@@ -4,8 +4,6 @@ A test stops or disturbs a tokenization through its `report` function, which is 
 """
 
 import json
-import os
-import re
 import signal
 import subprocess
 import sys
@@ -18,12 +16,11 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from biphase import progress
 from biphase.data import corpus as corpus_module
 from biphase.data import tokenize as tokenize_module
-from biphase.data.corpus import blocks, resolve, shards_key, text_hash, write_link
+from biphase.data.corpus import shards_key, text_hash, write_link
 from biphase.data.shards import Shards
-from biphase.data.tokenize import BlockEncoder, Helpers, TakenOver, tokenize
+from biphase.data.tokenize import TakenOver, tokenize
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError
 from biphase.specs import BPE, Corpus, Pretrained
@@ -199,22 +196,6 @@ def test_a_sigkill_loses_nothing_and_leaves_no_helpers(corpus, tmp_path, whole):
     assert any("going on" in line for line in messages)
 
 
-def test_helpers_start_at_once_and_their_death_or_failure_to_load_is_an_error(corpus, tmp_path, small_blocks):
-    shards = shards_of(corpus, tmp_path / "store")
-    encoder = BlockEncoder(shards.tokenizer, "text", (), shards.eos_id, "<u2")
-    for wrong, facts in (
-        (encoder, ["killed", "fewer --processes"]),
-        (replace(encoder, tokenizer=tmp_path / "nowhere"), ["nowhere", "--processes 1"]),
-    ):
-        with Helpers(wrong, 2) as helpers:
-            assert len(helpers.pool._processes) == 2
-            if wrong is encoder:
-                helpers.pool.submit(os._exit, 1)
-            with pytest.raises(DataError) as caught:
-                list(helpers.encode(blocks(corpus, resolve(corpus).train), tiktoken=True))
-        assert all(fact in str(caught.value) for fact in facts)
-
-
 @pytest.mark.parametrize("changed", ["shard size", "content"])
 def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, whole, changed):
     size = 50_000 if changed == "shard size" else 10_000
@@ -226,19 +207,6 @@ def test_unfinished_shards_that_changed_are_not_built_upon(corpus, tmp_path, who
     messages = []
     assert content(shards_of(corpus, tmp_path / "store", messages, shard_tokens=10_000)) == whole
     assert any("starting again" in line for line in messages)
-
-
-@pytest.mark.parametrize("minute", [0.0, 60.0])
-def test_progress_shows_speed_and_time_left_once_a_minute(
-    corpus, tmp_path, small_blocks, monkeypatch, minute
-):
-    monkeypatch.setattr(progress, "MINUTE", minute)
-    messages = []
-    shards_of(replace(corpus, tokens=100_000), tmp_path / "store", messages, processes=1)
-    line = re.compile(r"mine: [\d.]+ MB of text, [\d,]+ tokens, [\d.]+ MB/s, \d+ s left")
-    shown = sum(bool(line.fullmatch(message)) for message in messages)
-    assert shown == 0 if minute else shown > 3
-    assert messages.count("") > 3 or not minute, "the caller may stop the work between two lines"
 
 
 # ---------------------------------------------------------------- takeover
@@ -261,15 +229,6 @@ def test_a_worker_whose_lease_is_lost_stops_and_publishes_nothing(corpus, tmp_pa
         )
     assert not list((tmp_path / "store").glob("shards/*"))
     assert bool(reported) == (moment == "last")
-
-
-def test_a_worker_that_stalled_before_it_began_leaves_the_attempt_of_the_other(corpus, tmp_path):
-    with pytest.raises(Killed):
-        shards_of(corpus, tmp_path / "store", report=at_report(action=kill, **TRAINING_TEXT_WRITTEN))
-    (others,) = (tmp_path / "store" / "attempts").iterdir()
-    with pytest.raises(TakenOver):
-        shards_of(corpus, tmp_path / "store", lost=lambda: True)
-    assert list((tmp_path / "store" / "attempts").iterdir()) == [others]
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -343,18 +302,6 @@ def test_named_heldout_files_are_the_only_heldout_text_up_to_the_cap(corpus, tmp
     assert any("left out" in line for line in messages)
 
 
-def test_skipped_records_and_absent_heldout_text_are_reported(tmp_path):
-    path = tmp_path / "a.jsonl"
-    path.write_text('{"text": "good words"}\n{"text": ""}\nnot json\n' * 3)
-    messages = []
-    shards = shards_of(Corpus("mine", str(path), BPE(300)), tmp_path / "store", messages)
-    assert shards.card["skipped"] == {"empty text": 3, "malformed JSON": 3}
-    assert shards.card["first_skipped"] == {"empty text": "a.jsonl:2", "malformed JSON": "a.jsonl:3"}
-    assert any("3 × empty text, first a.jsonl:2" in line for line in messages)
-    assert len(shards.heldout) == 0
-    assert any("--heldout FILE" in line for line in messages)
-
-
 def test_documents_begin_with_the_begin_token_if_asked(corpus, tmp_path):
     plain = shards_of(corpus, tmp_path / "store")
     folder = tmp_path / "tokenizer"
@@ -409,36 +356,11 @@ def test_a_corpus_that_changes_while_it_is_read_is_never_published_under_the_old
     assert again.card["records"] == 2500
 
 
-def test_the_key_is_that_of_the_hashes_in_the_card_even_if_files_change_between_two_looks(
-    corpus, tmp_path, monkeypatch
-):
-    real, hashed = Path.resolve, []
-
-    def resolve_path(path, *rest):
-        if path.name == "2.jsonl.zst" and not hashed:  # the first file has been hashed: now it changes
-            hashed.append(path)
-            write(tmp_path / "corpus" / "0.jsonl.zst", TEXTS[:500])
-        return real(path, *rest)
-
-    monkeypatch.setattr(Path, "resolve", resolve_path)
-    shards = shards_of(corpus, tmp_path / "store")
-    assert hashed
-    assert shards.folder.name == shards_key(corpus, Store(tmp_path / "store"))
-    assert shards.card["records"] == 2500, "the text that was hashed last is the one that was read"
-
-
 def test_a_tokenizer_that_changes_meanwhile_is_refused(corpus, tmp_path):
     folder = shards_of(corpus, tmp_path / "good").tokenizer
     change = at_report(1, lambda: (folder / "special_tokens_map.json").write_text("{}"), of="MB of text")
     with pytest.raises(DataError, match="tokenizer changed"):
         shards_of(replace(corpus, tokenizer=Pretrained(str(folder))), tmp_path / "store", report=change)
-
-
-def test_a_store_that_cannot_be_written_is_not_taken_for_a_lost_lease(corpus, tmp_path):
-    (tmp_path / "store").mkdir()
-    (tmp_path / "store" / "attempts").touch()
-    with pytest.raises(OSError, match="attempts"):
-        shards_of(corpus, tmp_path / "store")
 
 
 def test_a_hub_corpus_is_read_from_a_folder_which_the_store_records(tmp_path):
@@ -459,16 +381,3 @@ def test_a_hub_corpus_is_read_from_a_folder_which_the_store_records(tmp_path):
         write_link(Corpus("mine", str(copy), BPE(300)), Store(tmp_path / "store"), tmp_path)
     with pytest.raises(DataError, match="absent is not"):
         write_link(hub, Store(tmp_path / "store"), tmp_path / "absent")
-
-
-def test_a_tokenizer_that_tiktoken_cannot_replace_makes_shards_too(corpus, tmp_path):
-    base = shards_of(corpus, tmp_path / "store")
-    spec = json.loads((base.tokenizer / "tokenizer.json").read_text())
-    spec["normalizer"] = {"type": "NFC"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(spec))
-    messages = []
-    normalized = replace(corpus, tokenizer=Pretrained(str(tmp_path / "tokenizer.json")))
-    shards = shards_of(normalized, tmp_path / "store", messages)
-    assert shards.card["made_from"]["encoder"] == "tokenizers"
-    np.testing.assert_array_equal(shards.train.span(0, len(base.train)), base.train.span(0, len(base.train)))
-    assert any("normalizes" in line for line in messages)

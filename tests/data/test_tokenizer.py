@@ -5,8 +5,6 @@ import os
 import re
 import subprocess
 import sys
-import time
-from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
@@ -19,13 +17,11 @@ from tokenizers import Tokenizer as Model
 from biphase.data import tokenizer as tokenizer_module
 from biphase.data.corpus import resolve, texts_of
 from biphase.data.tokenizer import (
-    SAMPLE,
     SPLIT,
     TextEncoder,
     continues_word,
     fastest,
     load,
-    load_saved,
     read,
     train,
 )
@@ -152,14 +148,6 @@ def test_bad_special_tokens_are_refused(tmp_path, special, config, facts):
     assert all(fact in str(caught.value) for fact in facts)
 
 
-def test_endless_words_do_not_make_training_endless():
-    endless = ["ab" * 500_000, "word " * 50, " \n" * 500_000, "word " * 50]
-    began = time.monotonic()
-    tokenizer = train(Corpus("mine", "./x", BPE(300)), endless, silent)
-    assert time.monotonic() - began < 5
-    assert tokenizer.model.encode("word").tokens == ["word"]
-
-
 def test_a_damaged_tokenizer_and_a_wrong_size_are_refused(tmp_path):
     def loaded(bos=False, **fields):
         return load(Corpus("mine", "./x", Pretrained(str(tmp_path), **fields), bos=bos))
@@ -192,22 +180,6 @@ def test_a_hub_tokenizer_needs_only_its_tokenizer_file(tmp_path, monkeypatch):
     (tmp_path / "tokenizer.json").unlink()
     with pytest.raises(DataError, match=r"owner/name@abc .*404.*Pretrained\('./folder'\)"):
         load(corpus)
-
-
-def test_transformers_loads_what_is_saved(tmp_path):
-    from transformers import AutoTokenizer
-
-    tokenizer = opened(tmp_path, byte_bpe())
-    tokenizer.save(tmp_path / "saved")
-    loaded = AutoTokenizer.from_pretrained(tmp_path / "saved")
-    assert (loaded.eos_token_id, loaded.mask_token_id, loaded.pad_token_id) == (0, 900, 0)
-    assert loaded("hello <|mask|> world")["input_ids"].count(900) == 1
-    ordinary = "plain words, 1234 of them"
-    assert (
-        loaded(ordinary)["input_ids"] == TextEncoder(tokenizer, tiktoken=False).plain([ordinary])[0].tolist()
-    )
-    again = load_saved(tmp_path / "saved")
-    assert (again.special, again.vocab) == (tokenizer.special, tokenizer.vocab)
 
 
 # ---------------------------------------------------------------- text → ids
@@ -297,27 +269,6 @@ def test_words_begin_where_the_text_says(make, tmp_path):
     assert not any(table[number] for number in made.special.ids)
 
 
-def test_words_cannot_be_found_where_no_token_marks_them():
-    model = Model(models.BPE({"a": 0, "b": 1, "ab": 2, "[MASK]": 3}, [("a", "b")]))
-    model.pre_tokenizer = pre_tokenizers.Whitespace()
-    with pytest.raises(DataError, match=r"words.*unit='span'"):
-        continues_word(replace(trained(), model=model, vocab=4))
-
-
-def test_every_token_of_a_list_of_words_is_a_word():
-    assert not any(
-        continues_word(replace(trained(), model=word_level(), vocab=word_level().get_vocab_size()))
-    )
-
-
-def test_a_part_of_a_character_continues_its_word(tmp_path):
-    made = opened(tmp_path, byte_bpe())
-    table = continues_word(made)
-    ids = made.model.encode("π", add_special_tokens=False).ids
-    assert len(ids) == 2
-    assert all(table[number] for number in ids)
-
-
 def test_pieces_that_are_special_tokens_are_not_produced_from_text(tmp_path):
     tokenizer = opened(tmp_path, unigram())
     assert (tokenizer.special.eos, tokenizer.special.mask, tokenizer.special.ids) == (2, 19, (0, 1, 2, 3, 19))
@@ -332,43 +283,6 @@ def test_pieces_that_are_special_tokens_are_not_produced_from_text(tmp_path):
     np.testing.assert_array_equal(again[0], ids[0])
     words = TextEncoder(opened(tmp_path, word_level()), tiktoken=False)
     assert words.encode(["some </s> words [MASK]"])[0].tolist() == [2, 4, 3, 4]
-
-
-@pytest.mark.parametrize("unknown", [None, "</s>"])
-def test_a_tokenizer_that_cannot_write_text_without_a_special_token_is_refused(tmp_path, unknown):
-    with pytest.raises(DataError, match="special token '"):
-        opened(tmp_path, word_level(unknown))
-
-
-def test_an_ordinary_piece_named_as_special_is_spelled_otherwise(tmp_path):
-    messages = []
-    encoder = fastest(opened(tmp_path, byte_bpe(FAST["gpt2"]), eos_token="Ġthe"), [], messages.append)
-    assert "special tokens" in messages[0]
-    ids = encoder.encode(["to the end"])[0]
-    assert encoder.tokenizer.special.eos not in ids
-    assert encoder.tokenizer.model.decode(ids.tolist()) == "to the end"
-
-
-def test_a_text_that_cannot_be_encoded_at_all_is_an_error(tmp_path):
-    model = Model(models.WordLevel({"<eos>": 0, "word": 1}, unk_token="[UNK]"))
-    model.pre_tokenizer = pre_tokenizers.Whitespace()
-    model.add_special_tokens(["<eos>"])
-    with pytest.raises(DataError, match="unknown token"):
-        TextEncoder(opened(tmp_path, model), tiktoken=False).encode(["another"])
-
-
-def test_what_tiktoken_can_encode_is_converted_and_single_texts_are_left_to_tokenizers(tmp_path):
-    looked_up = fastest(opened(tmp_path, changed(look_up_whole_words)), [], silent)
-    assert looked_up.name == "tiktoken"
-    assert looked_up.agrees([SAMPLE, "qzxjw zxjw"])
-    alphabet = [letter for letter in pre_tokenizers.ByteLevel.alphabet() if letter != "Ć"]  # byte 6
-    lacking = fastest(opened(tmp_path, byte_bpe(FAST["gpt2"], alphabet=alphabet)), [], silent)
-    assert lacking.name == "tiktoken"
-    assert lacking.fast.encode("a\x06b") is None
-    assert lacking.agrees(["a\x06b", "plain", "the\x06re"])
-    whole = fastest(opened(tmp_path, byte_bpe(FAST["gpt2"])), [], silent)
-    assert whole.fast.encode("é中👍") is not None
-    assert whole.fast.encode("\u0378") is None
 
 
 def changed(change):

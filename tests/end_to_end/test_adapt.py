@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -15,11 +14,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from biphase import CATALOG, CLM, MLM, MNTP, Finetune, Hub, LoRA, Pretrained, Stage, Study
+from biphase import CLM, MLM, MNTP, Hub, LoRA, Pretrained, Stage, Study
 from biphase.data.shards import Shards
 from biphase.records import decode
 from biphase.store import Store, read_json
-from biphase.study.build import AdaptOptions, adaptation
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.training.pretrain import model_of_checkpoint
 
@@ -131,13 +129,6 @@ def test_the_same_command_and_its_plan_compute_nothing_again(adapt, llama, home,
     assert {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")} == stamps
 
 
-def test_a_time_limit_prints_how_to_resume_and_no_table(adapt, llama, home):
-    out, _ = adapt(llama, "--for", "0.001s", steps=50)
-    assert "To go on: biphase adapt" in out
-    assert "before" not in out
-    assert "biphase export" not in out
-
-
 # ---------------------------------------------------------------- options
 
 
@@ -182,24 +173,6 @@ def test_sliding_windows_become_symmetric_or_full(adapt, decoder, home):
     assert losses["symmetric"]["mlm40"] != losses["full"]["mlm40"]
 
 
-def test_the_models_before_and_after_are_fine_tuned(llama, corpus, home, verb):
-    small = replace(CATALOG["sources-mini"], steps=2, batch=4)
-    small = replace(small, splits=replace(small.splits, rows=(16, 8, 8)))
-    grid = Finetune((small,), lrs=(1e-3,), seeds=(0,), protocol="standard", precision="fp32")
-    text = {"corpus": corpus.source, "heldout": corpus.heldout}
-    options = AdaptOptions(steps=2, length=32, batch_rows=8, heldout_tokens=512, **text)
-    study = adaptation(str(llama), options, home, grid)
-    plan = make_plan(study, identities(home))
-    save_plan(plan, home)
-    code, out, err = verb("run", home.studies / study.name / "plan.json", "--store", home.root, "--quiet")
-    assert code == 0, err
-    rows = [
-        line.split()[0] for line in out.splitlines() if "sources-mini" in line and "!" not in line.split()[0]
-    ]
-    assert rows == ["llama", "llama-mlm"]
-    assert "and 2 fine-tunings are done" in out
-
-
 def test_tasks_option_fine_tunes_both_models(adapt, llama, home):
     _, err = adapt(llama, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--for", "0.001s")
     assert "0 of 2 fine-tunings" in err
@@ -241,20 +214,6 @@ def test_a_checkpoint_is_continued_by_its_key(adapt, verb, llama, home):
     rows = table(out)
     assert rows["masked 40%"] == tuple(round(measured[step]["mlm40"], 3) for step in (6, 10))
     assert "2 of 4 training jobs" in err
-
-
-def test_losses_before_are_measured_on_the_new_corpus(adapt, verb, llama, home, tmp_path):
-    first = end_of(adapt(llama)[0])
-    other = tmp_path / "other.jsonl"
-    other.write_text(
-        "".join(json.dumps({"text": f"{n} times {n} is {n * n}. " * 4}) + "\n" for n in range(400))
-    )
-    shutil.copy(other, tmp_path / "held.jsonl")
-    options = ("--steps", 2, "--store", home.root, *OPTIONS, "--lr", "1e-9", "--warmup", 0, "--decay", 0)
-    code, out, err = verb("adapt", first, "--corpus", other, "--heldout", "held.jsonl", *options)
-    assert code == 0, err
-    for was, now in table(out).values():  # nothing was learnt, so nothing may seem so
-        assert was == pytest.approx(now, abs=2e-3)
 
 
 def test_a_lora_checkpoint_is_continued_only_with_lora(adapt, verb, llama, home):
@@ -376,14 +335,6 @@ def test_experts_and_a_tokenizer_larger_than_the_embeddings_are_refused_before_t
         assert not home.checkpoints.exists()
 
 
-def test_a_model_without_a_masked_class_prints_a_note(adapt, decoder):
-    _, err = adapt(decoder("Qwen3", head_dim=8), steps=1)
-    (note,) = (line for line in err.splitlines() if "Qwen3ForCausalLM" in line)
-    assert "biphase.load(FOLDER).fill_mask" in note
-    assert err.index(note) < err.index("1/1  mlm")
-    assert "masked-language-model class" not in adapt(decoder(), steps=1)[1]
-
-
 # ---------------------------------------------------------------- killed
 
 
@@ -463,35 +414,3 @@ def test_a_wrong_option_or_model_is_refused(refused, llama, gguf_folder, corpus,
         "heldout": corpus.heldout,
     }  # fmt: skip
     assert facts in refused(*(word.format(**paths) for word in arguments))
-
-
-def test_a_tokenizer_without_an_end_token_or_files_is_refused(refused, llama, tokenizer_json, text, tmp_path):
-    shutil.copytree(llama, tmp_path / "endless")
-    other = json.dumps(tokenizer_json).replace("<|end_of_text|>", "<|other|>")
-    (tmp_path / "endless" / "tokenizer.json").write_text(other)
-    (tmp_path / "endless" / "tokenizer_config.json").write_text("{}")
-    assert "which token" in refused(tmp_path / "endless", *text)
-    for path in (tmp_path / "endless").glob("tokenizer*"):
-        path.unlink()
-    assert "tokenizer.json" in refused(tmp_path / "endless", *text)
-
-
-UNPINNED = """
-from biphase import MLM, WSD, Corpus, Hub, Pretrain, Pretrained, Stage, Study
-
-corpus = Corpus("tiny", {source!r}, Pretrained({tokenizer!r}))
-study = Study("unpinned", runs=(Pretrain("a", Hub("owner/name"), corpus, (Stage(MLM(0.4), 40),), WSD(1e-4, 2, 8)),))
-"""
-
-
-def test_an_unpinned_hub_model_is_planned_offline_and_refused_by_run(verb, corpus, llama, tmp_path):
-    study = tmp_path / "unpinned.py"
-    study.write_text(UNPINNED.format(source=corpus.source, tokenizer=str(llama)))
-    code, out, err = verb("plan", study, "--store", tmp_path / "store")
-    assert code == 0, err
-    assert "mlm 40%" in out
-    code, out, err = verb("run", study, "--store", tmp_path / "store")
-    assert (code, out) == (2, "")
-    (line,) = err.strip().splitlines()
-    assert "Hub('owner/name', revision='<commit>')" in line
-    assert not (tmp_path / "store" / "pins.json").exists()

@@ -1,22 +1,13 @@
 """The model card: read back by huggingface_hub, with recipe, data, card.losses and card.scores, and nothing interpreted."""
 
-from dataclasses import replace
-
 import pytest
 from huggingface_hub import ModelCard
 
-from biphase import CLM, MLM, LoRA, Stage
 from biphase.errors import SpecError
 from biphase.export import card
 from biphase.export.card import Base, Card, escaped, grids_of
-from biphase.export.folder import find
 from biphase.export.writing import Written
-from biphase.specs import Hub, Kept, Merge, Pretrain
-
-
-@pytest.fixture
-def checkpoint(trained):
-    return find(trained.results["masked"], trained.store)
+from biphase.specs import Hub, Pretrain
 
 
 def read(folder):
@@ -76,37 +67,6 @@ def test_outside_text_is_escaped():
     assert "<script>" not in text
 
 
-def test_sources_are_named_without_folders():
-    for source, name in (("/some/where/data.jsonl", "data.jsonl"), ("./folder/model", "model")):
-        assert card.without_folders(source) == name
-    for source in ("hf://a/b@c/d.parquet", "owner/name"):
-        assert card.without_folders(source) == source
-
-
-def test_the_recipe_of_a_checkpoint_before_the_end_and_of_unusual_runs(checkpoint):
-    early = replace(checkpoint, step=6)
-    assert (card.titled(early), card.titled(checkpoint)) == ("masked, step 6", "masked")
-    stages = (Stage(CLM(), 4), Stage(MLM(0.4), 8, rope_base=160_000.0))
-    unusual = replace(checkpoint.run, stages=stages, freeze="embeddings")
-    object.__setattr__(unusual, "adapter", LoRA(rank=4))  # which a run from scratch may not have
-    assert [row for row in card.recipe(early).rows if "step" in row[0]][-1] == (
-        "masked, steps 5 to 6",
-        "mlm 40%",
-    )
-    rows = dict(card.recipe(replace(checkpoint, run=unusual)).rows)
-    assert rows["masked, steps 5 to 12"] == "mlm 40%, rope_base 160000.0"
-    assert (rows["adapter"][:4], rows["freeze"]) == ("LoRA", "embeddings")
-    assert card.describe_start(Hub("./m", windows="full")) == "m, sliding windows opened"
-
-
-def test_losses_before_and_after():
-    table = card.losses({0: {"clm": 3.0, "mlm40": 9.0}, 5: {"clm": 4.0, "mlm40": 2.0, "mntp40": 1.0}})
-    assert table.heads[1:] == ("at step 0", "at step 5")
-    assert [row[1:] for row in table.rows] == [("3.0000", "4.0000"), ("9.0000", "2.0000"), ("", "1.0000")]
-    assert card.losses({}).note
-    assert card.scores([]).note
-
-
 @pytest.mark.parametrize(
     ("front", "licence"),
     [
@@ -123,21 +83,6 @@ def test_the_licence_of_the_base_is_that_of_its_card(front, licence, tmp_path):
         (tmp_path / "README.md").write_text(f"---\n{front}\n---\n# A model\n")
     base = card.base_of(Pretrain("as-it-is", start=Hub(str(tmp_path))))
     assert (base.models, base.names, base.licence) == ((), (tmp_path.name,), licence)
-
-
-def test_a_merge_of_published_models_names_each_and_no_licence(checkpoint, tmp_path):
-    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n")
-    starts = Hub(str(tmp_path)), Hub("owner/one", revision="1" * 40), Hub("owner/two", revision="2" * 40)
-    runs = [replace(checkpoint.run, name=f"r{n}", start=start) for n, start in enumerate(starts)]
-    run = Pretrain("mean", Merge(runs[1], Kept(runs[0], 4), runs[2]))
-    base = card.base_of(run)
-    assert base == Base(("owner/one", "owner/two"), ("owner/one", "owner/two", tmp_path.name), "")
-    text = Card("mean", "", "fill-mask", Written("", 0.0, {}, ""), [], [], base=base).text()
-    assert ModelCard(text).data.to_dict()["base_model"] == ["owner/one", "owner/two"]
-    assert "license:" not in text
-    assert all(escaped(name) in text.split("## Licence")[1] for name in base.names)
-    rows = card.recipe(replace(checkpoint, run=run, step=0)).rows
-    assert [how.split(" ")[0] for what, how in rows if what == "start"] == list(base.names)
 
 
 # ---------------------------------------------------------------- card.scores of a store

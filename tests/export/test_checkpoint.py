@@ -16,8 +16,6 @@ from safetensors import safe_open
 from sentence_transformers import SentenceTransformer
 from transformers import (
     AutoModel,
-    AutoModelForMaskedLM,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     pipeline,
 )
@@ -26,12 +24,10 @@ from biphase import MLM, WSD, Chunks, Hub, LoRA, Pretrain, Pretrained, Retrieve,
 from biphase.attention import AttentionPattern
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
-from biphase.export.card import data
 from biphase.export.checkpoint import export_checkpoint
 from biphase.export.folder import find
 from biphase.export.writing import prompts_of
 from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub
-from biphase.models.hub import quietly
 from biphase.store import Store
 from biphase.study.plan import identities
 from biphase.tasks.encode import encode_texts
@@ -49,10 +45,6 @@ BIDIRECTIONAL = AttentionPattern(causal=False)
 def of_text(read, ids):
     """What `read` (hidden states or logits of a trained model) gives for one text."""
     return read(torch.tensor([ids]), torch.arange(len(ids))[None], BIDIRECTIONAL)[0]
-
-
-def close(theirs, right):
-    return torch.allclose(torch.as_tensor(theirs), right, rtol=1e-4, atol=1e-5)
 
 
 # ---------------------------------------------------------------- transformers
@@ -73,25 +65,6 @@ def test_fill_mask_gives_the_answers_of_the_trained_head(folder, ours):
     assert [answer["token"] for answer in answers] == logits.topk(3).indices.tolist()
     shares = logits.softmax(-1).topk(3).values.tolist()
     assert [answer["score"] for answer in answers] == pytest.approx(shares, rel=1e-4)
-
-
-def test_tied_weights_are_written_once_and_stay_tied(export, ours):
-    with safe_open(export("early") / "model.safetensors", "pt") as file:
-        assert "lm_head.weight" not in file.keys()  # noqa: SIM118  (it is no dictionary)
-    model = AutoModelForMaskedLM.from_pretrained(export("early"))
-    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
-    ids = [5, 9, 11, 40]
-    with torch.no_grad():
-        assert close(model(torch.tensor([ids])).logits[0], of_text(ours("early").logits, ids))
-
-
-@torch.no_grad()
-def test_task_classes_load_the_trained_trunk(folder, ours):
-    with quietly():  # the new head's weights are random, which transformers reports
-        model = AutoModelForSequenceClassification.from_pretrained(folder, num_labels=3)
-    ids = [5, 6, 7]
-    hidden = model.base_model(torch.tensor([ids])).last_hidden_state[0]
-    assert close(hidden, of_text(ours("masked").hidden, ids))
 
 
 def test_the_files_of_a_folder(folder):
@@ -230,15 +203,6 @@ def check_card(exported, folder, *, in_its_own_class):
     assert "license: mit" in text.split("---")[1]
     assert "decoder, is under the licence mit" in text
     assert str(folder) not in text
-
-
-def test_a_converted_tokenizer_is_named_by_its_model(trained, corpus, shards):
-    checkpoint = find(trained.results["masked"], trained.store)
-    corpus = replace(corpus, tokenizer=Pretrained(f"/store/tokenizers/{'0' * 32}"))
-    run = replace(checkpoint.run, start=Hub("/models/decoder", gguf="decoder.Q4.gguf"), corpus=corpus)
-    row = dict(data(replace(checkpoint, run=run), Shards.open(shards)).rows)["tokenizer"]
-    assert "of decoder, decoder.Q4.gguf, converted" in row
-    assert "000" not in row
 
 
 # ---------------------------------------------------------------- sentence-transformers and mteb

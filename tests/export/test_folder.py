@@ -69,14 +69,6 @@ def test_a_failed_export_leaves_nothing_and_keeps_what_appeared_meanwhile(tmp_pa
 # ---------------------------------------------------------------- lookup
 
 
-@pytest.mark.parametrize("digits", ["xyz", "abc", "../../etc", "0" * 12])
-def test_a_wrong_key_is_refused(digits, verb, tmp_path):
-    code, out, err = verb(digits, tmp_path / "out")
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert digits in err
-    assert not (tmp_path / "out").exists()
-
-
 def test_digits_that_several_results_share_are_refused(trained, key, tmp_path):
     store = Store(tmp_path)
     shutil.copytree(trained.store.checkpoints / key, store.checkpoints / key)
@@ -93,17 +85,6 @@ def test_digits_that_several_results_share_are_refused(trained, key, tmp_path):
     (store.checkpoints / key / "manifest.json").unlink()  # no manifest, no result
     with pytest.raises(StoreError, match=f"{key}.*no manifest"):
         find(key, store)
-
-
-def test_options_that_exclude_each_other_are_refused(verb, trained, key, tmp_path):
-    trial = next(iter(trained.store.trials.iterdir())).name
-    for words, fact in (
-        ((trial, "--task", "kinds"), "leave out --task"),
-        ((key, "--public"), "--push owner/name"),
-    ):
-        code, _, err = verb(words[0], tmp_path / "out", *words[1:])
-        assert code == 2
-        assert fact in err
 
 
 @pytest.mark.parametrize(("damaged", "fact"), [(False, "biphase tokenize CORPUS"), (True, "has changed")])

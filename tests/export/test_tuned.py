@@ -9,9 +9,9 @@ import torch
 from families import tiny
 from transformers import AutoModelForQuestionAnswering, AutoTokenizer, pipeline
 
-from biphase import Choose, Finetune, Hub, MultiLabel, Regress
+from biphase import Finetune, Hub, MultiLabel, Regress
 from biphase.errors import DataError, ModelError, SpecError
-from biphase.export.card import grids_of, trial_for_task
+from biphase.export.card import trial_for_task
 from biphase.export.folder import find
 from biphase.export.tuned import export_tuned, recipe_of, retrain
 from biphase.finetune.encoder import TuningOptions, per_text, per_token
@@ -86,20 +86,6 @@ def test_a_retrieval_model_is_a_ready_sentence_transformer(task, trained, tmp_pa
     text = (tmp_path / "out" / "README.md").read_text()
     assert "library_name: sentence-transformers" in text
     assert '"Query: {text}" and "Document: {title}. {text}"' in text
-
-
-def test_a_trial_is_exported_by_its_own_key_too(trained, tmp_path):
-    grid = next(grid for grid in grids_of(trained.results["masked"], trained.store) if grid.task == "kinds")
-    other = next(trial for cell, trial in grid.trials.items() if cell != (grid.rate, 0))
-    made = exported(find(other.key[:12], trained.store), trained.store, tmp_path / "out")
-    text = (made.folder / "README.md").read_text()
-    for fact in (
-        f"| learning rate, seed | {other.about['lr']:g}, {other.about['seed']} |",
-        f"| key | {other.key} |",
-        "labels | a beast, a place",
-        '| texts | "About: {text}" |',
-    ):
-        assert fact in text
 
 
 # ---------------------------------------------------------------- the model that was scored, or none
@@ -226,13 +212,6 @@ def labelled(count, first=0):
     ]
 
 
-def chosen(count, first=0):
-    return [
-        {"question": f"who {first + n}?", "choices": ["a dog", "a cat"], "answer": n % 2}
-        for n in range(count)
-    ]
-
-
 @pytest.mark.parametrize(
     ("form", "rows", "problem"),
     [
@@ -261,14 +240,3 @@ def test_numbers_and_label_sets_are_text_classifiers_of_their_problem_type(
     assert (
         (f"step {trial.about.get('best_step')} are kept" in steps) == ("best_step" in trial.about) == several
     )
-
-
-def test_choices_are_refused_before_the_work(evaluated, own_task, tmp_path):
-    trial, store = evaluated("bert", own_task(Choose(), chosen, 3))
-    messages = []
-    with pytest.raises(ModelError, match=r"class.*multiple-choice on BertModel.*fine-tuned") as caught:
-        exported(trial, store, tmp_path / "out", messages.append)
-    assert "\n" not in str(caught.value)
-    assert "export the encoder" in str(caught.value)
-    assert "another" not in str(caught.value), "no other model of choices can be exported either"
-    assert not any("fine-tuning" in message for message in messages)

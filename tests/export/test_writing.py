@@ -3,7 +3,6 @@
 import json
 import os
 import subprocess
-import sys
 import sysconfig
 import uuid
 import venv
@@ -23,7 +22,7 @@ from tokenizers import AddedToken
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM, AutoTokenizer
 
 from biphase.data.tokenizer import Special, Tokenizer, load_saved
-from biphase.errors import ModelError, SpecError
+from biphase.errors import ModelError
 from biphase.export import writing
 from biphase.export.card import trial_for_task
 from biphase.export.checkpoint import export_checkpoint, write_encoder
@@ -183,28 +182,6 @@ def test_opened_windows_stay_open(family, native, tokenizer, tmp_path):
     check_plain_transformers(model, tmp_path)
 
 
-def test_a_window_that_a_configuration_narrows_itself_comes_back(tokenizer, tmp_path):
-    """Gemma 3 told to be bidirectional narrows its window when it is made, and saves the wide one."""
-    kinds = ["sliding_attention", "full_attention"]
-    model = untrained("gemma3_text", sliding_window=20, use_bidirectional_attention=True, layer_types=kinds)
-    write_encoder(model, tokenizer, tmp_path)
-    check_start(model, tmp_path, VOCAB, 1, causal=(False,))
-
-
-def test_eurobert_has_the_context_of_the_window_it_cannot_have(tokenizer, tmp_path):
-    model = untrained("mistral", sliding_window=64, max_position_embeddings=512)
-    assert write_encoder(model, tokenizer, tmp_path).native  # trained on rows of 60: inside its window
-    assert config_in(tmp_path)["max_position_embeddings"] == 64
-
-
-def test_probe_texts_are_longer_than_the_widest_window(tokenizer):
-    long = replace(tokenizer, context=2048)
-    for window, longest in ((None, 256), (16, 256), (700, 732), (4096, 2048)):
-        texts = probe_texts(tiny.config("mistral", sliding_window=window), long)
-        assert max(map(len, texts)) == longest
-        assert not set(np.concatenate(texts)) & tokenizer.special
-
-
 # ---------------------------------------------------------------- verification
 
 
@@ -246,27 +223,6 @@ def test_the_deviation_is_that_of_the_worst_token():
         assert writing.deviation(right, wrong(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
         assert writing.deviation(right, wrong(1, torch.nan, padded=padded), pad=0) == float("inf")
     assert writing.TOLERANCE < 1e-3
-
-
-def test_a_folder_is_read_back_with_both_attentions(tokenizer, tmp_path):
-    attentions = set()
-
-    class Watched:
-        """AutoModel, which records the attention of each forward."""
-
-        @staticmethod
-        def from_pretrained(*args, **options):
-            loaded, info = AutoModel.from_pretrained(*args, **options)
-            loaded.register_forward_pre_hook(
-                lambda model, _: attentions.add(model.config._attn_implementation)
-            )
-            return loaded, info
-
-    model = untrained("llama")
-    probes = ours(model.encoder, probe_texts(model.model.config, tokenizer))
-    form = WrittenForm(model.model, (Readback(Watched, probes),), ({"is_causal": False},))
-    writing.write_model(tmp_path, [form], tokenizer, title="Llama")
-    assert attentions == {"sdpa", "eager"}
 
 
 # ---------------------------------------------------------------- tokenizer
@@ -331,22 +287,6 @@ def test_a_mask_of_ours_takes_the_space_before_it(rule, saved, tmp_path):
         for text in ("the cat", "the cat <|mask|> the river", " the river")
     )
     assert masked == [*before, saved.special.mask, *after]
-
-
-def test_a_mask_of_another_tokenizer_is_left_as_it_is(saved, tmp_path):
-    tokenizer = written_tokenizer(saved, tmp_path)
-    check_tokenizer(tokenizer, tmp_path, fills=True)
-    ours = replace(tokenizer, mask_is_ours=True)  # then the space before it would be a stray token
-    assert "<|mask|>" in refused(check_tokenizer, ours, tmp_path, fills=True)
-
-
-def test_eurobert_gets_a_mask_token_even_without_one(saved):
-    tokenizer = writing.tokenizer_of(saved, bos=False, context=16)
-    named = {name: number for name, number in tokenizer.named.items() if name != "mask_token"}
-    without = replace(tokenizer, named=named)
-    assert without.token_ids["mask_token_id"] is None
-    assert without.native_ids["mask_token_id"] == tokenizer.pad
-    assert tokenizer.native_ids == tokenizer.token_ids
 
 
 # ---------------------------------------------------------------- ONNX
@@ -418,12 +358,6 @@ def test_a_classifier_has_a_graph_of_its_logits(trained, tmp_path):
     export_tuned(trial, trained.store, tmp_path / "out", onnx=True, say=lambda text: None)
     model = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
     compare_graph(tmp_path / "out", model, "logits", BATCH)
-
-
-def test_missing_onnx_packages_are_named(monkeypatch):
-    for name in ("onnxruntime", "onnxscript"):
-        monkeypatch.setitem(sys.modules, name, None)  # Python's own way to say that there is no such module
-    assert "pip install onnxscript onnxruntime" in refused(writing.check_onnx_packages, error=SpecError)
 
 
 # ---------------------------------------------------------------- transformers 4

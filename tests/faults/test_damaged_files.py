@@ -20,7 +20,7 @@ from biphase.data.tokenize import tokenize
 from biphase.errors import StoreError
 from biphase.leases import Leases
 from biphase.records import KEY_LENGTH
-from biphase.store import Store, read_checked, verify
+from biphase.store import Store, verify
 from biphase.study.ledger import finetunings
 
 EVERY = [(kind, damage, seed) for kind in KINDS for damage, seed in TRIES]
@@ -129,20 +129,6 @@ def named(place: Place, shown: str) -> bool:
     return str(place.path) in shown or (len(key) == KEY_LENGTH and key[:6] in shown)
 
 
-def test_a_flipped_bit_of_a_file_with_a_checksum_is_detected(calm, tmp_path):
-    whole = calm.store.studies / "faults" / "plan.json"
-    content, path = read_checked(whole), tmp_path / "plan.json"
-    detected = 0
-    for seed in range(300):
-        path.write_bytes(whole.read_bytes())
-        hurt(path, "flipped", seed)
-        try:
-            assert read_checked(path) == content  # a bit between two values
-        except StoreError:
-            detected += 1
-    assert detected > 250
-
-
 # ---------------------------------------------------------------- folders under other keys
 
 
@@ -217,62 +203,6 @@ def test_a_folder_under_another_key_is_named_and_not_used(calm, said, truth, tmp
     assert all(after[name] == result for name, result in calm.ended.items() if name in after)
     status = json.loads(said("status", calm.study, "--store", store.root, "--json")[1])
     assert untrue(numbers(status), truth["status"]) == {}
-
-
-def test_a_trunk_swapped_with_a_result_is_refused_and_not_trained_on(calm, said, tmp_path):
-    store = calm.copied(tmp_path / "store")
-    plan = half_done(calm.study, store)
-    trunk, end = (job.key for job in plan.path(plan.results["clm"])[-2:])
-    _swap(store.checkpoints / trunk, store.checkpoints / end)
-    before = {path.name for path in store.checkpoints.iterdir()}
-    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    assert code == 1
-    assert f"{store.checkpoints / trunk} holds" in out
-    assert f"rm -r {store.checkpoints / trunk}" in out
-    assert {path.name for path in store.checkpoints.iterdir()} == before
-    code, out, err = said("export", end[:8], tmp_path / "model", "--store", store.root)
-    assert code == 2
-    assert str(store.checkpoints / end) in err
-    _swap(store.checkpoints / trunk, store.checkpoints / end)  # back, as the line says too
-    assert said("run", calm.study, "--store", store.root, "--quiet")[0] == 0
-    assert ended(store.root) == calm.ended
-
-
-# ---------------------------------------------------------------- a trunk that a branch begins from
-
-TRUNK_FILES = (
-    "checkpoint.json",
-    "metrics.jsonl",
-    "model.safetensors",
-    "optimizer.safetensors",
-    "manifest.json",
-)
-TRUNK_FEW = [("checkpoint.json", "flipped", 0), ("manifest.json", "cut", 0)]
-TRUNK = [(name, *way) for name in TRUNK_FILES for way in TRIES]
-
-
-@pytest.mark.parametrize(("name", "damage", "seed"), campaign_but(TRUNK_FEW, TRUNK))
-def test_a_damaged_trunk_is_named_and_not_trained_again(calm, said, tmp_path, name, damage, seed):
-    store = calm.copied(tmp_path / "store")
-    plan = plan_of(calm.study, store)
-    path = [job.key for job in plan.path(plan.results["two"])]
-    shared = {job.key for job in plan.path(plan.results["clm"])}
-    trunk, branch = [key for key in path if key in shared][-1], [key for key in path if key not in shared]
-    for key in branch:
-        shutil.rmtree(store.checkpoints / key)
-    file = store.checkpoints / trunk / name
-    before = file.read_bytes()
-    hurt(file, damage, seed)
-    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    if file.is_file() and file.read_bytes() == before:
-        return  # a bit of an empty file
-    assert code == 1
-    assert str(store.checkpoints / trunk) in out
-    assert not [key for key in branch if (store.checkpoints / key).exists()], "nothing is trained without it"
-    shutil.rmtree(store.checkpoints / trunk)
-    code, out, err = said("run", calm.study, "--store", store.root, "--quiet")
-    assert code == 0, out + err
-    assert ended(store.root) == calm.ended, "held-out losses too"
 
 
 # ---------------------------------------------------------------- unfinished corpora

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from faults.kinds import plan_of
 from biphase.specs.tasks import RANGES
 from biphase.store import MANIFEST, Store, publish
 from biphase.study.archive import PLAN_ENTRY, Archive, ArchiveEntry, as_json, pack, write_archive
-from biphase.study.ledger import latest, live_file
 from biphase.study.plan import identities
 
 JUNK = [
@@ -127,18 +125,6 @@ def test_no_changed_value_of_an_archive_hurts(calm, verb, packed, tmp_path):
     assert refused > 75, "most values matter"
 
 
-def test_more_lines_than_a_run_has_steps_are_refused(verb, packed, tmp_path):
-    """A small archive must not become a store that fills disk and memory."""
-    name = next(one for one in packed if one.endswith("metrics.jsonl"))
-    line = packed[name].splitlines(keepends=True)[0]
-    swollen = archive(packed | {name: packed[name] + line * 40_000}, tmp_path / "x.tar.zst")
-    assert swollen.stat().st_size < 300_000
-    code, out, err = verb("ledger", "merge", swollen, "--store", tmp_path / "store")
-    assert (code, out) == (2, "")
-    assert "metrics.jsonl" in err
-    assert not (tmp_path / "store").exists()
-
-
 # ---------------------------------------------------------------- what is in the store already
 
 
@@ -230,13 +216,3 @@ def test_the_plan_of_an_archive_is_made_again_from_its_study(verb, packed, tmp_p
     assert code == 0, err
     kept = json.loads((tmp_path / "store" / "studies" / "faults" / "plan.json").read_text())
     assert kept["jobs"] == json.loads(packed[PLAN_ENTRY])["jobs"]
-
-
-def test_a_pipe_in_the_place_of_live_losses_holds_nobody_up(calm, tmp_path):
-    store = calm.copied(tmp_path / "store")
-    plan = plan_of(calm.study, store)
-    state = next(iter(plan.jobs.values()))
-    path = live_file(plan, store, state.key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    os.mkfifo(path)
-    assert latest(plan, store, state) == ""

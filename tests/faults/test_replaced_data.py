@@ -131,20 +131,3 @@ def test_verify_ignores_cached_hashes(mine, verb):
 
 def tuned(facts: dict) -> int:
     return facts["finetunings_done"] if "finetunings_done" in facts else facts["finetunings"]["done"]
-
-
-def test_a_changed_corpus_is_not_tokenized_under_the_old_hash(mine, verb):
-    study, store = mine
-    path = study.parent / "text" / "train.jsonl"
-    digest = HashMemory(store).sha256(path)
-    plan = plan_of(study, store)
-    shards = next(store.shards.iterdir())
-    store.discard(shards)
-    store.discard(store.checkpoints / plan.results["on"])
-    path.write_bytes(turned(path.read_bytes(), random.Random(3)))
-    fool(store, path, digest)
-    code, _, err = verb("run", study, "--store", store.root, "--quiet")
-    assert code == 2
-    assert "changed" in err.splitlines()[-1]
-    assert not store.has(shards)
-    assert plan_of(study, store).results != plan.results, "the next plan is of the text as it is"

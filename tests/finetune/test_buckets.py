@@ -13,7 +13,6 @@ from biphase import CATALOG
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import TextClassification, family_of
 from biphase.finetune.trial import RATIO, ROUND, FineTuner, batches_of, buckets_of, rows_of
-from biphase.models.encoder import pack
 from biphase.randomness import permute, salt
 from biphase.specs import Classify, Task
 from biphase.tasks.encode import Ragged
@@ -35,24 +34,6 @@ class OfLengths(TextClassification):
         self.targets = np.zeros(self.size, np.int64)
 
 
-@pytest.mark.parametrize(
-    ("mean", "longest"), [(13, 64), (40, 256), (180, 512)], ids=["SST-2", "MNLI", "SQuAD"]
-)
-def test_nearly_all_steps_have_a_size_and_little_of_it_is_padding(mean, longest, options):
-    lengths = np.random.default_rng(1).gamma(1.7, mean / 1.7, 20_000).astype(int).clip(2, longest)
-    some, way = OfLengths(lengths, 32), options(train_tokens=32_768, varlen=True)
-    sizes = buckets_of(some, way)
-    assert len(sizes.widths) <= 10
-    wasted = []
-    for step in range(2_000):
-        tokens = int(lengths[rows_of(some, step, 3)].sum())
-        if len(rows_of(some, step, 3)) == 32 and (width := sizes.width_for(tokens)):
-            wasted.append(1 - tokens / width)
-    assert len(wasted) > 0.99 * 2_000
-    assert np.mean(wasted) < 0.08
-    assert np.quantile(wasted, 0.98) < 0.16
-
-
 @settings(deadline=None, max_examples=100)
 @given(st.lists(st.integers(1, 300), min_size=1, max_size=80), st.integers(1, 40), st.integers(1, 5_000))
 def test_sizes_ascend_by_a_tenth_and_each_has_room_for_padding(lengths, batch, budget):
@@ -67,48 +48,7 @@ def test_sizes_ascend_by_a_tenth_and_each_has_room_for_padding(lengths, batch, b
             assert sizes.spare(width) <= width - tokens <= sizes.spare(width) * sizes.longest
 
 
-def test_what_has_no_size_stays_as_it_came(two_kinds, options):
-    some, way = two_kinds(train=40, batch=12), options(varlen=True)
-    (batch,) = batches_of(some, 0, 0, way)
-    sizes = buckets_of(some, way)
-    assert sizes.pad(batch).width > 0
-    assert sizes.pad(replace(batch, inputs=batch.inputs * 2)).width == 0, "several inputs"
-    assert replace(sizes, texts=13).pad(batch).width == 0, "another number of texts"
-    assert replace(sizes, widths=(16,)).pad(batch).width == 0, "too many tokens"
-    assert replace(sizes, longest=batch.inputs[0].longest - 1).pad(batch).width == 0, "too long a text"
-    (last,) = batches_of(some, 3, 0, way, sizes)
-    assert (len(last.inputs[0]), last.width) == (4, 0), "the end of an epoch"
-    cut = batches_of(some, 0, 0, replace(way, train_tokens=60), sizes)
-    assert len(cut) > 1
-    assert not any(one.width for one in cut)
-
-
 # ---------------------------------------------------------------- places
-
-
-@settings(deadline=None, max_examples=100)
-@given(st.lists(st.integers(1, 60), min_size=1, max_size=20), st.integers(1, 9), st.integers(0, 40))
-def test_padding_stands_behind_the_last_text_in_texts_of_its_own(lengths, spare, more):
-    texts = np.split(np.arange(1, sum(lengths) + 1), np.cumsum(lengths)[:-1])
-    packed = pack(texts, varlen=True)
-    width = sum(lengths) + spare + more
-    wide = packed.padded(width, spare=spare, longest=60)
-    count = sum(lengths)
-    for name in ("ids", "positions", "segments"):
-        assert torch.equal(getattr(wide, name)[0, :count], getattr(packed, name)[0])
-        assert getattr(wide, name).shape == (1, width)
-    assert wide.boundaries.dtype == torch.int32
-    assert wide.boundaries[: len(lengths) + 1].tolist() == packed.boundaries.tolist()
-    ends = wide.boundaries.diff()
-    assert len(ends) == len(lengths) + spare
-    assert wide.boundaries[-1] == width
-    assert ends.min() >= 1
-    assert ends.max() <= wide.longest == 60
-    wanted = [number for number, length in enumerate(ends.tolist()) for _ in range(length)]
-    assert wide.segments[0].tolist() == wanted
-    assert wide.positions[0].tolist() == [place for length in ends.tolist() for place in range(length)]
-    assert wide.owner.tolist() == [min(one, len(lengths)) for one in wanted]
-    assert torch.equal(wide.lengths, packed.lengths)
 
 
 def test_a_batch_in_one_buffer_is_the_same_batch_wherever_the_buffer_is(two_kinds, options):
@@ -187,11 +127,3 @@ def test_a_padded_batch_has_the_loss_and_the_gradients_of_the_bare_one_whatever_
     assert all(torch.equal(padded[part], perturbed[part]) for part in padded)
     ids[0, 0] = ids[0, 0] + 1  # and a token that is none of it does
     assert not torch.equal(again, loss_and_gradients(some, model, other)[0])
-
-
-def test_texts_of_one_token_keep_a_target_each(options):
-    """As many texts as tokens: what a target belongs to must not be guessed from their number."""
-    some, way = OfLengths(np.ones(12, int), 6), options(varlen=True)
-    (wide,) = batches_of(some, 0, 0, way, buckets_of(some, way))
-    assert wide.width
-    assert len(wide.targets) == 6

@@ -1,6 +1,5 @@
 """A fine-tuning that is stopped goes on from its checkpoint to the same bits, on every path through the encoder."""
 
-import json
 import random
 
 import numpy as np
@@ -9,7 +8,7 @@ import torch
 
 from biphase import CATALOG
 from biphase.fast.trunk import FusedTrunk
-from biphase.finetune.trial import TRIAL, WORTH_KEEPING, Checkpoints, FineTuner, score
+from biphase.finetune.trial import WORTH_KEEPING, Checkpoints, FineTuner, score
 from biphase.specs import AdamW, Finetune
 from biphase.store import Store, verify
 
@@ -113,21 +112,6 @@ def test_killed_it_goes_on_from_the_last_checkpoint_on_the_way(path, tuner_of, s
     assert not list(store.attempts.iterdir())
 
 
-def test_skipped_steps_and_losses_that_are_not_finite_are_counted_across_a_stop(tuner_of, some, store):
-    plain = some.loss_sum
-
-    def loss_sum(model, batch):
-        return plain(model, batch) * (float("nan") if batch.index // 2**12 in (2, 7) else 1.0)
-
-    some.loss_sum = loss_sum
-    _, trained = tuner_of("words").finetune(some, SPEC, lr=2e-3, seed=1)
-    checkpoints = Checkpoints(store, KEY, steps=100)
-    tuner_of("words").finetune(some, SPEC, lr=2e-3, seed=1, checkpoints=checkpoints, stop=stop_after(5))
-    _, again = tuner_of("words").finetune(some, SPEC, lr=2e-3, seed=1, checkpoints=Checkpoints(store, KEY))
-    assert trained.skipped == again.skipped == 2
-    assert again.losses == pytest.approx(trained.losses, rel=0, abs=0, nan_ok=True)
-
-
 def test_tensors_are_restored_where_they_lie_and_as_many_threads_as_at_the_beginning(tuner_of, some, store):
     """A captured graph reads the memory that it was captured with; other threads would sum in another order."""
     tuner, threads = tuner_of("words"), torch.get_num_threads()
@@ -145,18 +129,6 @@ def test_tensors_are_restored_where_they_lie_and_as_many_threads_as_at_the_begin
         assert places() == before
     finally:
         torch.set_num_threads(threads)
-
-
-def test_the_seconds_of_every_slot_are_added_up(tuner_of, some, store):
-    tuner, checkpoints = tuner_of("words"), Checkpoints(store, KEY, steps=5)
-    tuner.finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=checkpoints, stop=stop_after(6))
-    (place,) = store.unfinished.iterdir()
-    about = json.loads((place / TRIAL).read_text())
-    assert (about["key"], about["step"]) == (KEY, 6)
-    checkpoints.discard()
-    assert Checkpoints(store, KEY, steps=5).save(*tuner.grid.tensors(), about | {"seconds": 1_000.0})
-    _, trained = tuner_of("words").finetune(some, SPEC, lr=1e-3, seed=1, checkpoints=Checkpoints(store, KEY))
-    assert 1_000 < trained.seconds < 1_100
 
 
 def test_a_trial_of_a_few_seconds_is_not_kept_and_a_lost_one_neither(tuner_of, some, store):
@@ -194,12 +166,3 @@ def test_a_checkpoint_that_does_not_fit_is_named_and_removed_and_the_trial_start
     assert len(said) == 1
     assert str(place) in said[0]
     assert not place.exists()
-
-
-def test_checkpoints_come_by_time_unless_steps_are_said(store):
-    by_time = Checkpoints(store, KEY, seconds=1_000.0)
-    assert not by_time.due(5)
-    by_time.saved_at -= 1_001
-    assert by_time.due(5)
-    by_steps = Checkpoints(store, KEY, steps=3)
-    assert [by_steps.due(step) for step in range(6)] == [False, False, True, False, False, True]

@@ -8,24 +8,13 @@ import pytest
 import torch
 from tokenizers import Tokenizer as Model
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import BertConfig, BertModel, GPT2Config, GPT2LMHeadModel, PreTrainedTokenizerFast
+from transformers import BertConfig, BertModel, PreTrainedTokenizerFast
 
 from biphase import CATALOG
-from biphase.catalog import TASKS
-from biphase.data.shards import Shards
-from biphase.data.tokenizer import load_saved
-from biphase.errors import DataError, ModelError, SpecError
-from biphase.finetune.encoder import encoder_of_checkpoint, encoder_of_hub, packs
-from biphase.finetune.trial import FineTuner, batches_of, score
-from biphase.keys import checkpoint_key
-from biphase.models.backbone import TokenizerInfo, from_hub
+from biphase.errors import ModelError, SpecError
+from biphase.finetune.encoder import encoder_of_hub, packs
 from biphase.specs import Finetune, Hub
-from biphase.store import Store
-from biphase.study.plan import identities
 from biphase.tasks.encode import Ragged, encode_texts
-from biphase.training.distributed import Ranks
-from biphase.training.options import RuntimeOptions
-from biphase.training.pretrain import Pretraining
 
 SPEECH = [
     "the old house sees a small boat",
@@ -112,15 +101,6 @@ def test_the_tokenizers_own_template_is_found_and_the_end_token_follows_where_it
     assert tuple([tokenization.tokenizer.id_to_token(token) for token in side] for side in sides) == around
 
 
-def test_attention_dropout_is_off_for_a_model_trained_further_here_too(tmp_path):
-    shape = {"n_embd": 32, "n_layer": 1, "n_head": 2, "n_positions": 64, "vocab_size": 320}
-    GPT2LMHeadModel(GPT2Config(**shape)).save_pretrained(tmp_path)
-    attention = (
-        from_hub(Hub(str(tmp_path)), TokenizerInfo(320, mask=319), length=32).model.transformer.h[0].attn
-    )
-    assert (attention.attn_dropout.p, attention.resid_dropout.p) == (0.0, 0.1)
-
-
 def test_a_text_is_read_as_transformers_own_tokenizer_reads_it_but_special_tokens_stay_text(hub):
     where = hub(word_pieces("[CLS] $A [SEP]"))
     theirs = PreTrainedTokenizerFast.from_pretrained(where.source)
@@ -155,16 +135,6 @@ def test_special_tokens_in_the_vocabulary_stay_text_too(hub, named):
     assert read[1:-1] == [plain.token_to_id(one) for one in ("▁", *"a</s>b", "▁", *"<s>")]
     for text in ("the house", "x y the", "ü"):
         assert ids(tokenization, text)[1:-1] == plain.encode(text, add_special_tokens=False).ids
-
-
-def test_a_vocabulary_that_has_no_other_way_to_write_its_end_is_refused(hub):
-    model = Model(models.WordLevel({"a": 0, "</s>": 1, "b": 2}))
-    model.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    model.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    model.add_special_tokens(["</s>"])
-    with pytest.raises(DataError, match=r"'</s>'.*write") as refused:
-        encoder_of_hub(hub(model), spec())
-    assert "\n" not in str(refused.value)
 
 
 # ---------------------------------------------------------------- length
@@ -215,37 +185,6 @@ def test_a_model_without_a_usable_tokenizer_is_refused_in_one_line(fact, hub, tm
 # ---------------------------------------------------------------- models trained here
 
 
-def test_a_model_trained_here_reads_a_text_as_a_document_and_has_its_checkpoint(
-    tiny_run, store: Store, shards
-):
-    run, opened, known = tiny_run(), Shards.open(shards), identities(store)
-    key = checkpoint_key(run, run.steps, known)
-    Pretraining(
-        run,
-        run.steps,
-        store=store,
-        shards=opened,
-        identities=known,
-        ranks=Ranks(0, 1, torch.device("cpu")),
-        needed=lambda: {key},
-        flops_per_token=1.0,
-        options=RuntimeOptions(quiet=True, loaders=0),
-    ).train()
-    saved = load_saved(opened.tokenizer)
-    end = saved.special.eos
-    trained = encoder_of_checkpoint(run, key, store, opened, spec())
-    start = encoder_of_checkpoint(run, None, store, opened, spec())
-    assert (trained.tokenization.before, trained.tokenization.after) == ((), (end,))
-    assert trained.tokenization.length == round(0.99 * 32)
-    assert end not in ids(trained.tokenization, "a cat <|end_of_text|> sees")[:-1]
-    assert trained.encoder.context == 32
-    weights, others = trained.encoder.state_dict(), start.encoder.state_dict()
-    assert all(not torch.equal(weights[name], others[name]) for name in weights)
-    with pytest.raises(SpecError, match="say length=32 or 0"):
-        encoder_of_checkpoint(run, None, store, opened, spec(length=33))
-
-
-TRAINED = Finetune(TASKS[:1], precision="fp32")
 TEXTS = [np.arange(5, 5 + length, dtype=np.int32) for length in (9, 4, 12, 1)]
 
 
@@ -272,16 +211,3 @@ def test_a_text_is_read_as_if_alone_and_a_later_token_is_seen_only_both_ways(enc
     moved = (before[2] - after[2]).abs().amax(-1) > 0
     assert moved[7:].all()
     assert moved[:7].any() != causal
-
-
-def test_training_and_scoring_read_in_the_same_direction(encoder, two_kinds, options):
-    some, way = two_kinds(steps=4, batch=8), replace(options(), causal=True)
-    assert all(one.causal for batch in batches_of(some, 0, 0, way) for one in batch.inputs)
-    losses = {}
-    for causal in (True, False):
-        tuner = FineTuner(encoder(), replace(options(), causal=causal))
-        model, trained = tuner.finetune(some, TRAINED, lr=1e-3, seed=0)
-        assert trained.finished
-        assert len(score(model, some, tuner.options)["test"].values["accuracy"]) == 20
-        losses[causal] = trained.losses
-    assert losses[True] != losses[False]

@@ -4,14 +4,12 @@ import json
 import random
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from seqeval.metrics import f1_score as seqeval_f1
 from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef
 
 from biphase import CATALOG
@@ -151,15 +149,6 @@ def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
 # ---------------------------------------------------------------- what chooses, and what chance teaches
 
 
-def test_every_family_selects_by_one_of_its_own_metrics():
-    for one in FAMILIES.values():
-        assert set(one.selects) == {"paper", "standard"}
-        assert {*one.selects.values(), *one.ranges} <= set(one.metrics)
-    for metric in {metric for one in FAMILIES.values() for metric in one.metrics}:
-        ends = {one.ranges.get(metric, (0.0, 1.0)) for one in FAMILIES.values() if metric in one.metrics}
-        assert len(ends) == 1, "a metric of two families means the same in both"
-
-
 @pytest.mark.parametrize("module", ["finetune.families", "export.tuned"])
 def test_a_family_without_its_class_is_refused_when_the_module_is_imported(module):
     code = (
@@ -292,18 +281,6 @@ def test_a_model_that_says_the_same_of_every_example_is_flagged(
             assert scored.metrics["mcc"] == 0
 
 
-def test_a_part_whose_gold_labels_are_all_alike_is_no_sign_of_collapse(tokenization, encoder, options):
-    same = [LabelledText(f"a dog sees {number}", 1) for number in range(6)]
-    some = family("sources-mini", Examples(same, same, same), tokenization)
-    tuner = FineTuner(encoder(), options())
-    model = tuner.fresh(some, 0).eval()
-    with torch.no_grad():
-        model.head.out.weight.zero_()
-    scored = score(model, some, tuner.options)["test"]
-    assert len(set(scored.predictions["predictions"].tolist())) == 1
-    assert scored.constant == ""
-
-
 @pytest.mark.parametrize(
     ("name", "metric", "what", "scores"),
     [
@@ -320,11 +297,6 @@ def test_what_words_alone_achieve_is_a_baseline(name, metric, what, scores, ship
     both = [found[metric][part] for part in ("validation", "test")]
     assert scores[0] <= min(both) <= max(both) <= scores[1]
     assert found[metric]["test"] > some.baselines["trivial"][metric]["test"]
-
-
-def test_question_answering_has_no_lexical_baseline(shipped, tokenization):
-    some = family("squadshifts-mini", few("squadshifts-mini", shipped), tokenization)
-    assert set(some.baselines) == {"trivial"}
 
 
 def trivial(some, metric, part="test"):
@@ -354,42 +326,3 @@ def test_the_baseline_of_labels_is_the_better_of_the_majority_of_the_training_pa
     rare = family_of(task, Examples(of(5, 0, 0), of(0, 5, 5), of(1, 1, 1)), tokenization, protocol="paper")
     assert trivial(rare, "accuracy") == ("chance", pytest.approx(1 / 3))
     json.dumps(some.baselines, allow_nan=False)
-
-
-def test_the_baseline_of_tags_is_the_majority_tag_everywhere(shipped, tokenization):
-    some = family("wikiann-mini", shipped["wikiann-mini"], tokenization)
-    tags = some.task.form.labels
-    gold = [[tags[tag] for tag in one.tags] for one in shipped["wikiann-mini"].test]
-    (common, _), *_ = Counter(tag for one in shipped["wikiann-mini"].train for tag in one.tags).most_common()
-    said = [[tags[common]] * len(one) for one in gold]
-    macro = np.mean(
-        [f1_score(*pair, average="macro", zero_division=0) for pair in zip(gold, said, strict=True)]
-    )
-    assert trivial(some, "sentence_f1") == (f"majority tag: {tags[common]}", pytest.approx(macro, abs=1e-6))
-    assert trivial(some, "entity_f1")[1] == pytest.approx(seqeval_f1(gold, said, zero_division=0))
-
-
-def test_the_baseline_of_questions_is_silence_or_the_whole_context(shipped, tokenization_of):
-    examples = few("squadshifts-mini", shipped)
-    tokenization = tokenization_of(all_text(examples), vocab=400)
-    some = family("squadshifts-mini", examples, tokenization, protocol="standard")
-    whole = np.mean([answer_f1(one.context, [span.text for span in one.answers]) for one in examples.test])
-    assert trivial(some, "f1") == ("the whole context", pytest.approx(whole, abs=1e-6))
-    assert trivial(some, "token_f1")[1] > 0
-    silent = [replace(one, answers=()) for one in examples.test]
-    task = replace(some.task, form=replace(some.task.form, unanswerable=True))
-    half = Examples(examples.train, silent, silent[:4] + list(examples.test[4:]))
-    some = family_of(task, half, tokenization, protocol="standard")
-    assert trivial(some, "f1") == ("no answer", pytest.approx(0.5))
-
-
-def test_the_baseline_of_searches_is_the_expectation_of_a_random_order(shipped, tokenization):
-    some = family("scifact-mini", shipped["scifact-mini"], tokenization)
-    search = shipped["scifact-mini"].test
-    chance = np.random.default_rng(0)
-    orders = np.stack([chance.permutation(len(search.library.names))[:100] for _ in range(300 * len(search))])
-    mean = score_rankings(orders, list(search.judged) * 300, 1)
-    for metric, values in mean.items():
-        what, found = trivial(some, metric)
-        assert what == "random order"
-        assert found == pytest.approx(values.mean(dtype=float), rel=0.1)

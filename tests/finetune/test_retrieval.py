@@ -7,16 +7,14 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from biphase import CATALOG
 from biphase.attention import AttentionPattern
 from biphase.finetune import families
 from biphase.finetune.encoder import TaskBatch
 from biphase.finetune.families import Retrieval, family_of, search
 from biphase.finetune.trial import FineTuner, batches_of, rows_of, score
-from biphase.specs import Finetune, Retrieve, Splits, Task
+from biphase.specs import Retrieve, Splits, Task
 from biphase.tasks.load import Examples, Library, Pair, Search
 
-SPEC = Finetune((CATALOG["sources-mini"],))
 WORDS = [
     "cat", "dog", "teacher", "river", "student", "house", "mountain", "boat", "garden", "shadow", "road", "bird",
 ]  # fmt: skip
@@ -150,16 +148,6 @@ def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, token
     ranks = (queries @ documents.T).argsort(dim=1, descending=True).argsort(dim=1).diagonal()
     gains = np.where(ranks < 10, 1 / np.log2(ranks.numpy() + 2), 0)
     np.testing.assert_allclose(values["ndcg@10"], gains, atol=1e-6)
-
-
-def test_a_model_can_be_asked_about_another_collection(encoder, tokenization, options):
-    """NQ is scored with the model that was fine-tuned on MS MARCO."""
-    some, others = pairs_task(tokenization, steps=2), pairs_task(tokenization, pairs=9)
-    tuner = FineTuner(encoder(), options())
-    model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=0)
-    head = model.head
-    assert len(score(model, others, tuner.options)["test"].values["ndcg@10"]) == 9
-    assert model.head is head
 
 
 def test_the_similarities_are_fp32_where_the_layers_compute_in_bf16(encoder, options):

@@ -176,26 +176,6 @@ def test_steps_have_fixed_shapes_and_padding_to_a_width_changes_neither_loss_nor
 
 
 @EVERY
-def test_stopped_it_goes_on_to_the_same_bits(make, tokenization, encoder, options, tmp_path):
-    def outcome(**more):
-        some = make(tokenization, batch=16, steps=9, held_out=20)
-        tuner = FineTuner(encoder(), options())
-        model, trained = tuner.finetune(some, SPEC, lr=5e-3, seed=0, **more)
-        scored = score(model, some, tuner.options)["test"].values if trained.finished else {}
-        return trained, {name: value.clone() for name, value in model.state_dict().items()}, scored
-
-    store = Store(tmp_path)
-    asked = iter(range(99))
-    stopped, *_ = outcome(checkpoints=Checkpoints(store, KEY, steps=2), stop=lambda: next(asked) >= 4)
-    assert not stopped.finished
-    assert stopped.steps == 5
-    resumed, whole = outcome(checkpoints=Checkpoints(store, KEY, steps=2)), outcome()
-    assert resumed[0].losses == whole[0].losses
-    assert all(torch.equal(resumed[1][name], whole[1][name]) for name in whole[1])
-    assert all(np.array_equal(resumed[2][name], whole[2][name]) for name in whole[2])
-
-
-@EVERY
 def test_a_dataset_without_a_train_part_is_scored_with_the_model_of_another_task(
     make, tokenization, encoder, options
 ):
@@ -234,17 +214,6 @@ def test_correlations_follow_from_the_predictions_and_one_number_for_all_texts_i
     scored = score(model, some, tuner.options)["test"]
     assert scored.constant == "1.5"
     assert set(scored.metrics.values()) == {0.0}
-
-
-def test_the_baselines_of_numbers_are_their_mean_and_what_words_tell(tokenization):
-    one, pair = regression(tokenization), regression(tokenization, columns=2)
-    for some in (one, pair):
-        assert set(some.baselines["trivial"]) == set(some.form.metrics)
-        assert some.baselines["trivial"]["pearson"]["what"].startswith("always the mean")
-        assert some.baselines["trivial"]["pearson"]["test"] == 0
-    assert one.baselines["lexical"]["pearson"]["what"] == "TF-IDF and ridge regression"
-    assert one.baselines["lexical"]["pearson"]["test"] > 0.5, "ratings count a word"
-    assert pair.baselines["lexical"]["pearson"]["what"] == "TF-IDF cosine"
 
 
 def test_equal_pairs_are_nearer_by_words_than_unlike_ones(tokenization):
@@ -325,17 +294,6 @@ def test_a_choice_is_the_text_with_the_highest_score_and_the_baseline_is_guessin
     with torch.no_grad():
         model.head.out.weight.zero_()
     assert score(model, some, tuner.options)["test"].constant == "choice 1"
-
-
-def test_a_long_question_is_cut_at_its_beginning_so_that_the_choice_remains(tokenization):
-    form = Choose("{question} {choice}", answer="answer")
-    rows = [form.example(["the cat sees " * 80, ["a dog", "two birds"], 1], "here")] * 3
-    some = family_of(
-        Task("long", form, "./nowhere"), Examples(rows, rows, rows), tokenization, protocol="paper"
-    )
-    one, other = some.choices["test"][0], some.choices["test"][1]
-    assert len(one) == len(other) == tokenization.length
-    assert not np.array_equal(one, other)
 
 
 # ---------------------------------------------------------------- the best epoch

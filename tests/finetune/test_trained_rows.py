@@ -8,9 +8,8 @@ import torch
 
 from biphase import CATALOG
 from biphase.fast.trunk import FusedTrunk
-from biphase.finetune.encoder import per_text
 from biphase.finetune.families import family_of
-from biphase.finetune.trial import MOST_MICRO, FineTuner, trained_rows
+from biphase.finetune.trial import MOST_MICRO, FineTuner
 from biphase.specs import AdamW, Classify, Finetune, Task
 from biphase.specs.tasks import LabelledText
 from biphase.tasks.load import Examples
@@ -124,15 +123,6 @@ def test_every_weight_is_that_of_training_the_whole_embedding(
     assert full.grid.rows is None
 
 
-def test_words_that_are_only_scored_are_read_as_transformers_reads_them(tuner_of, shouted):
-    some = shouted()
-    tuner = tuner_of()
-    model, _ = tuner.finetune(some, spec_of(), lr=RATE, seed=1)
-    found = per_text(model, some.ids["test"], tuner.options)
-    tuner.encoder.fused = None
-    torch.testing.assert_close(per_text(model, some.ids["test"], tuner.options), found, rtol=1e-4, atol=1e-5)
-
-
 def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(tuner_of, two_kinds):
     some = two_kinds(train=24, batch=8, steps=6)
     alone = weights(tuner_of(train_tokens=60).finetune(some, spec_of(), lr=RATE, seed=1)[0])
@@ -153,33 +143,3 @@ def test_a_fine_tuning_that_failed_leaves_no_trace_in_the_next(tuner_of, two_kin
     del some.loss_sum
     after = weights(tuner.finetune(some, spec_of(), lr=RATE, seed=1)[0])
     assert all(torch.equal(alone[name], after[name]) for name in alone)
-
-
-# ---------------------------------------------------------------- what is trained
-
-
-def test_optimizer_state_is_kept_of_the_trained_rows_alone(tuner_of, two_kinds):
-    some = two_kinds(train=24, batch=8, steps=2)
-    tuner = tuner_of()
-    tuner.finetune(some, spec_of(layer_decay=SHARE), lr=RATE, seed=1)
-    grid, whole = tuner.grid, tuner.encoder.trunk.embed_tokens.weight
-    assert whole not in grid.adam.state
-    assert whole.grad is None
-    rows = len(np.union1d(some.ids["train"].flat, [0])) + 1
-    assert len(grid.adam.state[grid.rows.table]["exp_avg"]) == rows < len(whole) / 1.3
-    optimized = {id(p) for one in grid.adam.param_groups for p in one["params"]}
-    assert optimized == {id(one) for one in grid.parameters}
-
-
-def test_the_whole_embedding_is_trained_where_one_factor_would_be_wrong(
-    tuner_of, encoder, options, two_kinds
-):
-    some = two_kinds(train=8, batch=8, steps=1)
-    assert trained_rows(some, tuner_of().encoder) is not None
-    assert trained_rows(some, FineTuner(encoder(), options()).encoder) is None, "transformers' own trunk"
-    in_16_bits = FineTuner(encoder(), options("pure-bf16"))
-    in_16_bits.encoder.fused = FusedTrunk(in_16_bits.encoder.trunk, torch.bfloat16)
-    assert trained_rows(some, in_16_bits.encoder) is None
-    frozen = tuner_of()
-    frozen.encoder.trunk.embed_tokens.requires_grad_(False)
-    assert trained_rows(some, frozen.encoder) is None

@@ -1,7 +1,5 @@
 """One fine-tuning: which examples each step sees, the same bits whenever it is made again, and its precision."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,6 @@ from hypothesis import strategies as st
 
 from biphase import CATALOG
 from biphase.errors import ModelError
-from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import FamilyTrainer
 from biphase.finetune.trial import FineTuner, batches_of, build_optimizer, examples_of, rows_of, score
 from biphase.specs import Classify, Finetune, Task
@@ -127,22 +124,6 @@ def test_a_repeated_trial_has_the_same_bits_whatever_else_ran(dropping, two_kind
     assert not same(first, outcome(tuner, some, lr=1.1e-3, seed=1))
 
 
-def test_a_fresh_model_has_the_weights_that_came_and_a_head_of_its_seed(dropping, two_kinds, options):
-    some = two_kinds(steps=3, batch=8)
-    came = {name: value.clone() for name, value in dropping().state_dict().items()}
-    tuner = FineTuner(dropping(), options())
-    heads = []
-    for seed in (1, 2, 1):
-        fresh = tuner.fresh(some, seed)
-        assert all(torch.equal(came[name], value) for name, value in fresh.encoder.state_dict().items())
-        heads.append(fresh.head.dense.weight.clone())
-        tuned, _ = tuner.finetune(some, SPEC, lr=1e-2, seed=seed)
-        name = "trunk.embeddings.word_embeddings.weight"
-        assert not torch.equal(tuned.encoder.state_dict()[name], came[name])
-    assert torch.equal(heads[0], heads[2])
-    assert not torch.equal(heads[0], heads[1])
-
-
 def test_dropout_drops_otherwise_in_each_step_and_nothing_when_scored(dropping, two_kinds, options):
     """Steps with the same examples and a rate of nearly 0: only what is dropped differs."""
     some = two_kinds(train=8, steps=3, batch=8)
@@ -157,21 +138,6 @@ def test_scores_do_not_depend_on_how_texts_are_grouped(encoder, two_kinds, optio
     model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=1)
     scored = [score(model, some, options(score_tokens=tokens))["test"] for tokens in (1, 100, 9_999)]
     assert all(np.array_equal(one.values["accuracy"], scored[0].values["accuracy"]) for one in scored)
-
-
-def test_a_stopped_trial_reports_its_steps(encoder, two_kinds, options):
-    told = []
-    asked = iter([False, False, True])
-    _, trained = FineTuner(encoder(), options()).finetune(
-        two_kinds(steps=9, batch=8),
-        SPEC,
-        lr=1e-3,
-        seed=0,
-        stop=lambda: next(asked),
-        tell=lambda step, steps: told.append((step, steps)),
-    )
-    assert (trained.steps, trained.examples, trained.finished) == (3, 24, False)
-    assert told == [(1, 9), (2, 9), (3, 9)]
 
 
 def test_a_model_that_gives_no_numbers_has_no_score(encoder, two_kinds, options):
@@ -221,31 +187,3 @@ def test_in_pure_bf16_positions_keep_their_full_precision(encoder, two_kinds, op
     for name, value in tuner.encoder.named_buffers():
         assert value.dtype == rotations[name].dtype
         assert torch.equal(value, rotations[name]), name
-
-
-def test_scoring_can_be_stopped_between_micro_batches(two_kinds, encoder, options):
-    class Enough(Exception):
-        pass
-
-    asked = []
-
-    def pause():
-        asked.append(1)
-        if len(asked) == 3:
-            raise Enough
-
-    some = two_kinds(train=40, batch=8, steps=1)
-    tuner = FineTuner(encoder(), replace(options(score_tokens=40), pause=pause))
-    model, _ = tuner.finetune(some, SPEC, lr=1e-3, seed=0)
-    with pytest.raises(Enough):
-        score(model, some, tuner.options)
-
-
-def test_deep_and_wide_models_get_smaller_micro_batches_on_a_gpu(encoder):
-    cuda = torch.device("cuda")
-    usual = TuningOptions.of(cuda, "bf16", varlen=True)
-    large = encoder()
-    large.layers, large.width = 28, 1728
-    assert TuningOptions.of(cuda, "bf16", varlen=True, encoder=encoder()).train_tokens == usual.train_tokens
-    assert TuningOptions.of(cuda, "bf16", varlen=True, encoder=large).train_tokens < usual.train_tokens / 4
-    assert TuningOptions.of(cuda, "bf16", varlen=False).score_tokens < usual.score_tokens

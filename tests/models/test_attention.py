@@ -198,27 +198,6 @@ def test_windows_caps_and_sinks_are_those_of_the_written_out_attention(extra, ho
     torch.testing.assert_close(out, right, rtol=1e-5, atol=1e-5)
 
 
-def test_sinks_get_gradients_and_dropout_falls_on_weights_that_are_written_out():
-    query, key, value = torch.randn(3, 1, 2, T, 8, generator=torch.Generator().manual_seed(0))
-    sinks = torch.zeros(2, requires_grad=True)
-    plain, _ = attend(nn.Module(), query, key, value, None, pattern=AttentionPattern(True), s_aux=sinks)
-    plain.sum().backward()
-    assert (sinks.grad != 0).all()
-    torch.manual_seed(0)
-    dropped, _ = attend(
-        nn.Module(),
-        query,
-        key,
-        torch.ones_like(value),
-        None,
-        pattern=AttentionPattern(True),
-        softcap=2.0,
-        dropout=0.5,
-    )
-    kept = dropped[0, -1, :, 0]
-    assert ((kept > 0) & (kept < 2) & (kept != 1)).all()
-
-
 @pytest.mark.parametrize("windows", [True, False], ids=["symmetric", "opened"])
 def test_a_language_model_keeps_or_opens_the_windows_of_its_layers(windows):
     """Two layers of windows reach eight tokens; opened, they reach everything, but never the future of a causal text."""
@@ -237,11 +216,6 @@ def test_an_argument_that_changes_the_scores_is_refused(name, value):
     with pytest.raises(ModelError, match=f"{name}=") as refused:
         attend(nn.Module(), query, query, query, None, pattern=AttentionPattern(False), **{name: value})
     assert "\n" not in str(refused.value)
-
-
-def test_a_forward_without_a_pattern_is_refused():
-    with pytest.raises(ModelError, match="attention pattern"):
-        eurobert().model.base_model(input_ids=inputs()[0])
 
 
 def test_the_mask_alone_is_right():

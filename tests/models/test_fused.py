@@ -6,12 +6,11 @@ import pytest
 import torch
 from families import tiny
 
-from biphase.attention import NAME, AttentionPattern, segment_mask
+from biphase.attention import AttentionPattern, segment_mask
 from biphase.data.stream import positions_of
 from biphase.fast import trunk
 from biphase.fast.trunk import FusedTrunk, Joined, refusal
 from biphase.models.backbone import add_adapter, freeze_embeddings, from_scratch, set_rope_base
-from biphase.models.encoder import Encoder
 from biphase.objectives import Batch, Vocabulary, apply
 from biphase.specs import CLM, MLM, AdamW, LoRA, Size
 from biphase.training.distributed import Ranks, Replicated
@@ -158,21 +157,6 @@ def test_hidden_states_and_gradients_are_transformers_own(make, causal, cut, lea
     check(make, [(causal, cut)])
 
 
-@LEAN
-@CUT
-@CAUSAL
-def test_so_are_those_of_some_tokens(lean, causal, cut, monkeypatch):
-    monkeypatch.setattr(trunk, "RECOMPUTE_TOKENS", lean)
-    # In any order, some segments with none.
-    check(passes=[(causal, cut)], only=torch.tensor([59, 0, 7, 21, 33]))
-
-
-def test_each_token_is_turned_by_its_own_position():
-    """Attention knows distances only: positions that restart or not would be all the same to it, these are not."""
-    positions = torch.randint(0, 32, (ROWS, T), generator=torch.Generator().manual_seed(2))
-    check(passes=[(False, False)], positions=positions)
-
-
 TWICE = [(False, True), (True, True)]
 
 
@@ -184,15 +168,6 @@ def test_gradients_of_two_passes_add_up_wherever_the_first_ones_lie(replaced):
                 weight.grad = weight.grad.clone()
 
     check(passes=TWICE, after=replace)
-
-
-@pytest.mark.parametrize("dropped", ["q_proj", "v_proj", "up_proj"])
-def test_a_gradient_that_was_dropped_starts_anew_beside_those_that_were_not(dropped):
-    def forget(trunk):
-        for name, weight in trunk.named_parameters():
-            weight.grad = None if dropped in name else weight.grad
-
-    check(passes=[(False, False)] * 2, before=forget)
 
 
 FROZEN = {
@@ -217,15 +192,6 @@ def test_what_is_frozen_gets_no_gradient_and_the_rest_gets_the_same(parts):
 
 def test_copies_in_16_bits_give_nearly_the_same_and_gradients_in_32():
     check(passes=[(False, True)] * 2, dtype=torch.bfloat16, relative=(0.03, 0.05))
-
-
-def test_without_gradients_nothing_is_kept_for_them():
-    model = made_by(grouped)
-    fused = fuse(model)
-    with torch.no_grad():
-        hidden = fused(ids_of(), *seen(True, cut=False))
-    assert not hidden.requires_grad
-    assert torch.equal(hidden, fused(ids_of(), *seen(True, cut=False)))
 
 
 def batch_of(objective, cut=False):
@@ -257,16 +223,6 @@ def test_the_loss_and_all_its_gradients_are_the_same_with_and_without(make, obje
         (ours / batch.count).backward()
         (theirs / batch.count).backward()
     same_gradients(model, plain)
-
-
-def test_a_batch_without_labels_has_no_loss_and_gradients_of_zero():
-    model = made_by(grouped)
-    fuse(model)
-    none = torch.empty(0, dtype=torch.long)
-    loss = model(ids_of(), *seen(False, cut=False), none, none)
-    loss.backward()
-    assert loss.item() == 0
-    assert all(one.grad is None or (one.grad == 0).all() for one in model.parameters())
 
 
 @CUT
@@ -364,20 +320,6 @@ def test_refresh_renews_copies_after_a_change_without_a_trace():
         assert torch.equal(copies[weight.data_ptr()], weight.bfloat16())
 
 
-@pytest.mark.parametrize(
-    "move", [lambda module: module.double(), lambda module: module.to(CPU)], ids=["cast", "moved"]
-)
-def test_moving_or_casting_drops_the_copies(move):
-    model = made_by(grouped)
-    fuse(model)
-    move(model)
-    assert model.encoder.fused is model.head_copy is None
-    assert model.copies() == {}
-    fuse(model)
-    move(model.encoder)
-    assert model.encoder.fused is None
-
-
 def adapted():
     model = llama()
     add_adapter(model, LoRA(rank=2), seed=1)
@@ -406,25 +348,3 @@ def test_an_unsupported_trunk_is_refused_with_the_reason(why, make):
     message = refusal(make().model.base_model)
     assert why in message
     assert bool(why) == bool(message)
-
-
-def test_a_device_without_kernels_takes_the_plain_path():
-    model = made_by(grouped)
-    assert model.prepare(CPU, "bf16") == "plain"
-    assert model.encoder.fused is model.head_copy is None
-    assert not model.encoder.graphable
-
-
-def test_the_embedding_of_a_pad_token_gets_no_gradient_as_in_transformers():
-    model = tiny.trunk("eurobert", hidden_size=64, intermediate_size=96, pad_token_id=7)
-    model.set_attn_implementation(NAME)
-    encoder = Encoder(model, context=32)
-    for fused in (None, FusedTrunk(model, torch.float32)):
-        model.zero_grad()
-        encoder.fused = fused
-        encoder(
-            torch.tensor([[4, 5, 7, 6]]), torch.arange(4)[None], AttentionPattern(False)
-        ).square().sum().backward()
-        gradient = model.embed_tokens.weight.grad.abs().sum(1)
-        assert gradient[7] == 0
-        assert (gradient[[4, 5, 6]] > 0).all()

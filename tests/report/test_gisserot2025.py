@@ -8,8 +8,8 @@ import pytest
 from small_studies import K, claims_of, clm, mlm, names, run, study, two
 
 from biphase import MLM, SIZES, WSD, Claim, Fewer, Stage
+from biphase.papers.gisserot2025 import FAMILY_MEANS
 from biphase.papers.gisserot2025 import PAPER as GISSEROT
-from biphase.papers.gisserot2025.published import FAMILY_MEANS
 from biphase.report.recipes import models, recipe_of
 from biphase.report.selectors import comparable_models
 

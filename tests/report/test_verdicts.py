@@ -12,6 +12,7 @@ from small_studies import K, claims_of, clm, mlm, run, study, two
 
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
+from biphase.report import verdicts
 from biphase.report.build import latex, markdown
 from biphase.report.content import collect
 from biphase.report.contrasts import ClaimPart, Contrast
@@ -567,6 +568,29 @@ def test_seeds_tasks_claims_and_choices_are_part_of_the_power(prospect):
     small = [replace(one, start=SIZES["30m"]) for one in BOTH]  # assumed to be noisier
     sds = FAMILIES["SC"].assumed_sd
     assert prospect(pair(*small))["C1"].tests[0].se == pytest.approx(only.se * sds[1] / sds[0])
+
+
+def test_pretraining_seeds_add_the_noise_that_was_measured_for_small_models(prospect):
+    runs = [
+        replace(one, name=f"{one.name}{seed}", start=SIZES["30m"], seed=seed)
+        for one in BOTH
+        for seed in (1, 2, 3)
+    ]
+    (test,) = prospect(pair(*runs))["C1"].tests
+    classification = FAMILIES["SC"]
+    one = classification.pretraining_sd**2 + classification.assumed_sd[1] ** 2 / 5
+    assert test.se == pytest.approx(math.sqrt(2 * one / 3))
+
+
+def test_both_spreads_are_measured_where_the_ledger_has_pretraining_seeds(plan_of, evidence_of):
+    """Scores whose fine-tunings vary with an sd of 1 and whose pretraining seeds vary with one of 3."""
+    draw = np.random.default_rng(3)
+    runs = [replace(clm(42 * K), name=f"clm{seed}", seed=seed) for seed in range(400)]
+    plan = plan_of(pair(*runs, lrs=(1e-5,), seeds=(0, 1)))
+    evidence = evidence_of(plan, lambda model, task, shape: 50 + draw.normal(0, 3) + draw.normal(0, 1, shape))
+    ((tuning, pretraining),) = verdicts.measured_spread(evidence).values()
+    assert tuning == pytest.approx(1.0, rel=0.1)
+    assert pretraining == pytest.approx(3.0, rel=0.1)
 
 
 def test_the_study_says_which_effect_is_worth_finding(prospect):

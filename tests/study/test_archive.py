@@ -20,9 +20,9 @@ from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 
 from biphase import BPE, Corpus, Hub, Pretrain, Study
-from biphase.data.corpus import link_path, write_link
+from biphase.data.corpus import write_link
 from biphase.data.tokenize import tokenize
-from biphase.errors import BiphaseError, DataError, SpecError, StoreError
+from biphase.errors import BiphaseError, DataError, SpecError
 from biphase.export.folder import find
 from biphase.export.tuned import recipe_of
 from biphase.keys import data_key
@@ -174,15 +174,6 @@ def test_links_devices_and_folders_are_refused(good, kind, name, refused):
     refused(members, "plain file")
 
 
-def test_extended_headers_are_refused_whatever_they_say(good, refused):
-    members = members_of(good)
-    members[1][0].pax_headers = {"path": "../../outside", "comment": "x" * 10_000}
-    refused(members, "plain file", tarfile.PAX_FORMAT)
-    members = members_of(good)
-    members.insert(1, member("l" * 300))
-    refused(members, "plain file", tarfile.GNU_FORMAT)
-
-
 def test_a_file_that_is_not_listed_not_there_or_another_one_is_refused(good, refused):
     more = good | {archive.PINS: as_json({})}
     tusk = good | {FINGERPRINTS: good[FINGERPRINTS].replace(b"task", b"tusk")}
@@ -322,17 +313,6 @@ def test_a_refused_file_leaves_the_store_as_it_was_whatever_came_before_it(good,
     assert not (tmp_path / "other").exists()
 
 
-def test_what_a_reader_would_refuse_or_has_changed_is_not_packed(good, tmp_path, monkeypatch):
-    with pytest.raises(StoreError, match="changed while"):
-        archive.write_archive(tmp_path / "f", "s", [ArchiveEntry.of(PLAN_ENTRY, b"{}", lambda: b"[]")])
-    monkeypatch.setattr(archive, "LARGEST_LISTING", 100)
-    with pytest.raises(SpecError, match=r"4.*--only PATTERN"):
-        archive.write_archive(
-            tmp_path / "f", "tuned", [ArchiveEntry.of(name, one) for name, one in good.items()]
-        )
-    assert not list(tmp_path.glob("f*"))
-
-
 # ---------------------------------------------------------------- values by example
 
 
@@ -361,44 +341,7 @@ def test_values_that_a_report_cannot_count_with_are_refused(good, name, tensor, 
         refused(good | {values_of(good): content}, "values.safetensors")
 
 
-def test_predictions_may_come_along_and_hold_numbers_of_a_part(good, refused, tmp_path):
-    trial = trial_of(good)
-    name = trial.replace("trial.json", "predictions.safetensors")
-    fine = save({"test/ids": np.frombuffer(b"[1,2]", np.uint8), "test/words": np.ones(2, np.int32)})
-    merged = merge(check(crafted(tmp_path / "f", good | {name: fine})), Store(tmp_path / "store"))
-    assert merged.added["scores"] == 1
-    assert (tmp_path / "store" / name).read_bytes() == fine
-    for odd in (fine[:-1], save({"train/ids": np.ones(2)})):
-        refused(good | {name: odd}, "predictions.safetensors")
-    elsewhere = {place: one for place, one in good.items() if not place.startswith("trials/")}
-    refused(elsewhere | {f"metadata/{trial}": good[trial], f"metadata/{name}": fine}, "metadata/trials")
-
-
 # ---------------------------------------------------------------- an archive holds results of its own study
-
-
-def test_only_models_that_the_study_starts_from_are_pinned(study, store, model_folders, refused, tmp_path):
-    local = str(model_folders["bert"])
-    runs = (Pretrain("pinned", start=Hub("owner/model")), Pretrain("local", start=Hub(local)))
-    files = study_files(make_plan(replace(study, runs=runs), identities(store)), store)
-    pins = {"owner/model": "a" * 40}
-    check(crafted(tmp_path / "f", files | {archive.PINS: as_json(pins)}))
-    for source in ("owner/other", local):
-        refused(files | {archive.PINS: as_json(pins | {source: "a" * 40})}, f"pins {source}")
-
-
-def test_only_corpora_that_the_study_reads_are_linked(study, store, tiny_run, refused, tmp_path):
-    mine, other = (Corpus("fine", f"hf://owner/{name}@{'c' * 40}/*.jsonl", BPE(320)) for name in ("a", "b"))
-    plan = make_plan(replace(study, runs=(tiny_run("one", corpus=mine),)), identities(store))
-
-    def linking(corpus, **said):
-        link = {"source": corpus.source, "heldout": "", "fingerprint": KEY} | said
-        return study_files(plan, store) | {f"corpora/{link_path(corpus, Store('')).name}": as_json(link)}
-
-    check(crafted(tmp_path / "f", linking(mine)))
-    refused(linking(other), "does not read")
-    for said in ({"folder": "/there"}, {"fingerprint": "short"}):
-        refused(linking(mine, **said), "is no link|fingerprint")
 
 
 def test_trials_of_another_study_are_refused(good, study, store, tiny_run, refused):
@@ -410,18 +353,6 @@ def test_trials_of_another_study_are_refused(good, study, store, tiny_run, refus
     refused(good | planted, "study's")
     said = changed(good, PLAN_ENTRY, lambda about: about["results"].update(both=training.model))
     refused(said | planted, "its study")
-
-
-def test_an_archive_of_an_earlier_version_is_planned_by_its_cards(good, shards, refused, tmp_path):
-    old = changed(good, FINGERPRINTS, lambda about: about.pop("data"))
-    refused(old, "'tiny'")
-    card = {f"metadata/shards/{shards.name}/card.json": (shards / "card.json").read_bytes()}
-    check(crafted(tmp_path / "f", old | card))
-
-
-def test_a_study_that_would_take_for_ever_to_plan_is_refused(good, refused):
-    many = {"lrs": [n / 1e5 for n in range(1, 2_000)], "seeds": list(range(2_000))}
-    refused(changed(good, PLAN_ENTRY, lambda about: about["study"]["finetune"].update(many)), "more than")
 
 
 # ---------------------------------------------------------------- pack and merge
@@ -499,15 +430,6 @@ def test_the_report_of_a_merged_store_is_the_same_byte_for_byte(plan, finished, 
     here = report(plan, finished, tmp_path / "report-here")
     assert report(plan_in(other), other, tmp_path / "report-there") == here
     assert len(here) > 8
-
-
-def test_without_predictions_the_report_is_the_same(plan, finished, tmp_path):
-    store = received(
-        packed(plan, finished, tmp_path / "values.ledger", predictions=False), tmp_path / "values"
-    )
-    assert {path.name for path in store.root.rglob("*.safetensors")} == {"values.safetensors"}
-    here = report(plan, finished, tmp_path / "report-here")
-    assert report(plan_in(store), store, tmp_path / "report-there") == here
 
 
 def test_the_same_ledger_gives_the_same_file_also_after_it_travelled(plan, finished, file, other, tmp_path):

@@ -2,11 +2,7 @@
 
 import csv
 import json
-import os
 import re
-import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -26,11 +22,11 @@ from biphase import (
     Pairs,
     Stage,
     Study,
-)  # fmt: skip
-from biphase.catalog import CATALOG, PRESETS, TASKS
-from biphase.errors import SpecError, StoreError
+)
+from biphase.catalog import CATALOG, TASKS
+from biphase.errors import SpecError
 from biphase.metadata import TRIAL, VALUES
-from biphase.store import Store, publish, read_json, write_json
+from biphase.store import Store, read_json
 from biphase.study.build import AdaptOptions, adaptation, evaluation, finetuning
 from biphase.study.ledger import finetunings
 from biphase.study.plan import identities, make_plan, save_plan
@@ -83,32 +79,6 @@ def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid, 
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
 
 
-def with_checkpoint(store, key, *, copy_of, step):
-    """Another checkpoint in the store: as if it had been saved at that step of the same run."""
-    built = store.root / "built"
-    shutil.copytree(store.checkpoints / copy_of, built)
-    (built / "manifest.json").unlink()
-    about = read_json(built / "checkpoint.json")
-    about["key"], about["progress"]["step"] = key, step
-    write_json(built / "checkpoint.json", about)
-    publish(built, store.checkpoints / key)
-
-
-def test_checkpoints_that_cannot_be_evaluated_are_refused(plan, finished):
-    whole = plan.results["clm"]
-    with_checkpoint(finished, "d" * 32, copy_of=whole, step=6)
-    with_checkpoint(finished, "e" * 32, copy_of=whole, step=1)
-    for key in ("d" * 32, "e" * 32):
-        refused("warmup or decay", lambda key=key: asked(key, finished))
-    refused("no checkpoint 000000", lambda: asked("0" * 6, finished))
-    with_checkpoint(finished, whole[:10] + "0" * 22, copy_of=whole, step=8)
-    refused("2 checkpoints of.*begin", lambda: asked(whole[:6], finished))
-    assert asked(whole, finished).runs[0].name == "clm"
-    (finished.checkpoints / whole / "manifest.json").unlink()  # no manifest, no result
-    with pytest.raises(StoreError, match=f"{whole}.*no manifest"):
-        asked(whole, finished)
-
-
 # ---------------------------------------------------------------- the grid
 
 
@@ -124,16 +94,6 @@ def test_rates_and_seeds_are_listed_or_counted():
     made = said(protocol="paper", precision="bf16", documents="all", length=64)
     assert (made.protocol, made.precision, made.documents, made.length) == ("paper", "bf16", "all", 64)
     assert said(documents="").documents == "all"
-
-
-def test_what_is_not_typed_follows_from_the_protocol_also_beside_a_preset():
-    tasks = (CATALOG["sst2"],)
-    for protocol, documents in (("paper", "judged"), ("standard", "all")):
-        made = finetuning(tasks, "1e-5", "0", protocol, "fp32", "", 0, preset="bert-glue")
-        plain = Finetune(tasks, protocol=protocol)
-        assert made.documents == plain.documents == documents
-        assert (made.protocol, made.optimizer) == (protocol, PRESETS["bert-glue"].optimizer)
-    assert finetuning(tasks, "1e-5", "0", "paper", "bf16", "all", 0, preset="bert-glue").documents == "all"
 
 
 @pytest.mark.parametrize(
@@ -222,29 +182,6 @@ def plain(part, n):
     return {"text": f"{part} {n}", "category": "ab"[n % 2]}
 
 
-ODD = {  # rows, how many, what is said
-    "nothing": (plain, 200, ()),
-    "few rows": (plain, 2, ("only 1 row to train on",)),
-    "rows shared by train and test": (lambda part, n: plain("both" if n < 100 else part, n), 200, ("9", "of 200", "train part")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", ODD)
-def test_what_is_odd_about_data_is_said(case, tmp_path, verb):
-    made, count, said = ODD[case]
-    for part in ("train", "test"):
-        rows = [made(part, n) for n in range(count)]
-        (tmp_path / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m" / "config.json").touch()
-    code, out, told = verb("evaluate", tmp_path / "m", "--tasks", tmp_path, "--dry-run")
-    assert code == 0, told
-    warnings = [line.split(None, 1)[1] for line in out.splitlines() if line.startswith("  warning")]
-    assert bool(warnings) == bool(said), warnings
-    if said:
-        assert any(all(word in one for word in said) for one in warnings), warnings
-
-
 FACTS = ("--quiet", "--documents", "judged")
 
 
@@ -270,27 +207,6 @@ def test_retrieval_is_scored_without_training(verb, model_folders, tmp_path):
     assert "1 score" in out
     code, out, told = verb("export", place.parent.name[:8], tmp_path / "exported", "--store", store)
     assert code == 0, told
-
-
-@pytest.mark.campaign
-def test_two_processes_give_the_trials_of_one(model_folders, own_csv, tmp_path):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
-    stores = []
-    for processes in (1, 2):
-        stores.append(Store(tmp_path / f"store-{processes}"))
-        done = subprocess.run(
-            [
-                sys.executable, "-m", "biphase", "evaluate", model_folders["bert"],
-                "--tasks", f"{own_csv},scifact-mini", "--store", stores[-1].root,
-                "--processes", str(processes), *SMALL[:4], "--steps", "5", "--documents", "judged",
-            ],
-            capture_output=True, text=True, env=environment, timeout=300,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-        assert "all 8 fine-tunings are done" in done.stdout
-    assert published(stores[0]) == published(stores[1])
-    assert len(published(stores[0])) == 8
-    assert not list(stores[1].leases.glob("*.lease"))
 
 
 # ---------------------------------------------------------------- adapt
@@ -349,21 +265,6 @@ def test_what_is_not_said_is_what_works(adapted, folder, corpus):
 )
 def test_each_wish_has_its_field(adapted, wishes, field, value):
     assert getattr(adapted(**wishes).runs[0], field) == value
-
-
-@pytest.mark.parametrize(
-    ("steps", "rows", "every", "tokens"),
-    [
-        (1_000, 32, 200, 8_192),  # as ever
-        (20, 32, 4, 2_048),  # 40,960 tokens to train on: measured on fewer
-        (6, 2, 6, 256),  # 768 tokens: at its ends alone, on the fewest
-    ],
-)
-def test_held_out_losses_cost_little_beside_a_short_run(adapted, steps, rows, every, tokens):
-    run = adapted(steps=steps, batch_rows=rows).runs[0]
-    assert (run.heldout_every, run.heldout_tokens) == (every, tokens)
-    said = adapted(steps=steps, batch_rows=rows, heldout_tokens=4_096).runs[0]
-    assert (said.heldout_every, said.heldout_tokens) == (max(1, steps // 5), 4_096), "what is said holds"
 
 
 def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_of_its_text(plan, finished):

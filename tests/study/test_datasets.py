@@ -213,33 +213,6 @@ def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, 
     assert one(lay(tmp_path / "c", train=NAMED_TAGS, dev=NAMED_TAGS, test=words)).splits.test == "dev*"
 
 
-def test_column_files_in_the_names_of_conll_2003(tmp_path):
-    text = "-DOCSTART- -X- O O\n\nAda NNP I-NP I-PER\nL NNP I-NP I-PER\n\nx NN O O\n"
-    for name in ("eng.train", "eng.testa", "eng.testb"):
-        write(tmp_path / name, text)
-    for name in ("train.txt", "valid.txt", "test.txt"):
-        write(tmp_path / "other" / name, text)
-    task = one(str(tmp_path))
-    assert task.splits == Splits("*[-_.]train*", "*.testa", "*.testb")
-    assert task.form.labels == ("O", "B-PER", "I-PER")
-    assert (rows_of(task).test[0].words, rows_of(task).test[0].tags) == (("Ada", "L"), (1, 2))
-    assert one(str(tmp_path / "other")).splits == Splits(validation="valid*")
-
-
-def test_squad_as_its_authors_distribute_it(tmp_path):
-    answered = {"id": "q", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 0}]}
-    for version, more in (("1.1", []), ("2.0", [{"id": "none", "question": "When?", "answers": []}])):
-        data = [{"title": "t", "paragraphs": [{"context": "Ada.", "qas": [answered] * 30 + more}]}]
-        for part in ("train", "dev"):
-            path = tmp_path / version / f"{part}-v{version}.json"
-            write(path, json.dumps({"version": version, "data": data}))
-    task = one(str(tmp_path / "1.1"))
-    assert (task.form.unanswerable, task.splits.test, len(rows_of(task).test)) == (False, "dev*", 30)
-    assert one(str(tmp_path / "2.0")).form.unanswerable
-    write(tmp_path / "1.1" / "train-v2.0.json", "{}")
-    refused("train-v1.1.json and train-v2.0.json.*train part", str(tmp_path / "1.1"))
-
-
 # ---------------------------------------------------------------- columns and labels of own data
 
 
@@ -274,21 +247,6 @@ def test_columns_labels_and_family_may_be_said(tmp_path):
     folder = lay(tmp_path / "b", train=rows, test=rows)
     assert isinstance(one(folder).form, Answer)
     assert one(folder, family="SC").form == Classify("{text}", ("0", "1"))
-
-
-@pytest.mark.parametrize(
-    ("typed", "read"),
-    [
-        (r"A: {a}\nB: {b}", "A: {a}\nB: {b}"),
-        (r"{a}\t{b}", "{a:\t}{b}"),
-        (r"{a} \\n {b}", r"{a} \n {b}"),
-        (r"\x{a}", r"\x{a}"),
-        ("{{b b}} {b}", "{{b b}} {b}"),
-    ],
-)
-def test_escapes_in_a_template_are_read_as_the_page_prints_them(typed, read, tmp_path):
-    rows = [{"a": f"a{n}", "b": f"b{n}", "label": n % 2} for n in range(40)]
-    assert one(lay(tmp_path, train=rows, test=rows), text=typed).form.text == read
 
 
 @pytest.mark.parametrize(
@@ -491,25 +449,6 @@ def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path)
     assert one(str(tmp_path / "names")).form.labels == ("O", "B-PER", "I-PER")
 
 
-# ---------------------------------------------------------------- models of other tasks
-
-
-def test_questions_may_be_answered_by_the_model_of_another_task(tmp_path):
-    folder = lay(tmp_path / "mine", validation=questions(10))
-    lender, task = tasks_named(folder, trained_on="squad")
-    assert lender == CATALOG["squad"]
-    assert (task.trained_on, task.splits.train, task.splits.test) == ("squad", "", "validation*")
-    assert sizes(task) == (0, 5, 5)
-    lay(tmp_path / "mine", train=questions(4), test=questions(7))
-    assert sizes(tasks_named(folder, trained_on="squad")[1]) == (0, 10, 7)
-    other = lay(tmp_path / "other", train=questions(40), test=questions(8))
-    file = tmp_path / "mine" / "test.jsonl"
-    lender, task = tasks_named(f"{other},{file}", trained_on="other")
-    assert (lender.trained_on, task.trained_on, task.name) == ("", "other", "mine")
-    assert len(rows_of(task).test) == 3
-    assert Finetune((lender, task)).finetunings
-
-
 # ---------------------------------------------------------------- numbers, several labels, choices
 
 
@@ -664,14 +603,6 @@ def test_an_answer_is_the_one_choice_that_it_fits_or_refused(choices, answer, ri
     ) as caught:
         Choose().example(values, "here")
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "extra", [{"options": ["a", "b"]}, {"choices": "x"}, {"endings": "x"}, {"option1": "a", "option2": "b"}]
-)
-def test_texts_and_labels_beside_choices_without_a_question_are_no_multiple_choice(extra, tmp_path):
-    rows = [row | extra for row in NUMBERED]
-    assert one(lay(tmp_path, train=rows, test=rows)).form == Classify("{text}", ("0", "1"))
 
 
 # ---------------------------------------------------------------- the page

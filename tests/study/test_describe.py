@@ -1,7 +1,6 @@
 """What `plan`, `run` and `status` print: an aligned tree, sums, progress, and what to type next."""
 
 import json
-from dataclasses import replace
 
 import pytest
 
@@ -13,7 +12,6 @@ from biphase import (
     SIZES,
     TASKS,
     WSD,
-    Chunks,
     Corpus,
     Finetune,
     Hub,
@@ -111,36 +109,6 @@ def test_what_is_left_is_counted():
     assert all(fact in last for fact in ("6 of 8", "6,000 steps")), (
         "a job continues a checkpoint without a name"
     )
-
-
-def test_what_is_not_known_is_said_and_not_summed():
-    plan = plan_of(run("a", (CLM(), 9_000), start=Hub("org/m", revision="1"), keep=(1_000,)))
-    text = shown(plan, [next(iter(plan.jobs))])
-    assert "of org/m is not known" in text
-    assert "FLOPs ·" not in text
-    assert text.splitlines()[2].startswith("org/m on mine")
-    assert all(fact in text.splitlines()[-1] for fact in ("1 of 3", "8,000 steps"))
-
-
-def test_roots_of_one_title_name_a_run_that_starts_there():
-    other = run("b", (CLM(), 9_000), packing=Chunks(64))
-    text = shown(plan_of(run("a", (CLM(), 9_000)), other))
-    titles = [line for line in text.splitlines() if " on mine" in line]
-    assert len(titles) == 2
-    assert all(name in title for name, title in zip((" a ", " b "), titles, strict=True))
-
-
-def test_a_model_as_it_is_stands_apart_from_what_is_trained_from_it_and_is_one_root():
-    hub, still = Hub("org/m", revision="1"), {"decay": 0}
-    as_is = run("as-is", start=hub, **still)
-    other = run("other-data", start=hub, corpus=replace(CORPUS, name="others"), seed=3, **still)
-    plan = plan_of(as_is, run("more", (CLM(), 1_000), start=hub, **still), other)
-    assert [line.split("  ")[0] for line in shown(plan).splitlines()[2:5]] == [
-        "org/m, as it is",
-        "org/m on mine",
-        "└─ clm",
-    ]
-    assert shown(plan).splitlines()[2].endswith("as-is, other-data")
 
 
 def test_a_program_gets_the_same_numbers():

@@ -1,14 +1,12 @@
 """Measured devices: those of the store before those that ship; and the cost model, held against measured steps."""
 
 import json
-import math
-import random
 from dataclasses import asdict
 
 import pytest
 
 from biphase import CLM, MLM, SIZES, Chunks, Rows
-from biphase.errors import SpecError, StoreError
+from biphase.errors import StoreError
 from biphase.store import Store, with_checksum
 from biphase.study import devices
 from biphase.study.costs import shape_of_size
@@ -16,7 +14,6 @@ from biphase.study.devices import FORM, SHIPPED, at_hand, device_named, fit
 
 VOCAB = 128_256
 CASES = json.loads((SHIPPED / "h200" / "bf16.json").read_text())["cases"]
-MNLI = next(case for case in CASES if case.get("like") == "MNLI-like")
 SPEEDS = fit(CASES)
 SHAPES = {name: shape_of_size(size, VOCAB) for name, size in SIZES.items()}
 
@@ -71,53 +68,6 @@ def test_what_was_measured_is_followed_closely_and_the_worst_is_told():
     assert step("210m", MLM(0.4), Chunks(2048), 24) == pytest.approx(CASES[0]["seconds"], rel=0.11)
 
 
-def test_the_prior_has_no_speed_of_its_own():
-    slower = fit([case | {"seconds": 9 * case["seconds"]} for case in CASES if case["kind"] == "pretrain"])
-    for size in ("8m", "1b"):
-        where = size, MLM(0.4), Chunks(2048), 24
-        assert step(*where, speeds=slower) == pytest.approx(9 * step(*where), rel=1e-6)
-
-
-def test_speeds_are_never_negative_and_few_cases_stay_plausible():
-    chance = random.Random(0)
-    for _ in range(20):  # a machine that was busy with something else
-        busy = fit([
-            case | {"seconds": case["seconds"] * math.exp(chance.gauss(0, 0.3))}
-            for case in CASES
-            if "seconds" in case
-        ])  # fmt: skip
-        assert min(*busy.base.values(), *busy.finetune.values(), *busy.score.values()) >= 0
-    alone = fit(CASES[:1])
-    assert step("1b", MLM(0.4), Chunks(2048), 24, alone) == pytest.approx(0.6884, rel=0.3)
-
-
-def test_a_step_of_many_micro_batches_pays_for_one_update():
-    one, many = (step("210m", MLM(0.4), Chunks(2048), 24 * count) for count in (1, 100))
-    update = 30 * SHAPES["210m"].parameters * SPEEDS.base["bytes"]
-    assert many == pytest.approx(100 * one - 99 * update, rel=1e-9)
-
-
-def test_weights_in_bf16_are_updated_in_half_the_time():
-    pure, mixed = (
-        SPEEDS.tuning_step(SHAPES["210m"], 400, 32, precision=precision)
-        for precision in ("pure-bf16", "bf16")
-    )
-    assert 0.5 * mixed < pure < 0.85 * mixed
-
-
-def test_a_kind_that_was_not_measured_is_not_offered():
-    pretraining, finetuning = (
-        fit([case for case in CASES if case["kind"] == kind]) for kind in ("pretrain", "finetune")
-    )
-    assert (set(pretraining.measured), set(finetuning.measured)) == ({"pretrain"}, {"finetune"})
-    assert finetuning.tuning_step(SHAPES["210m"], 1_280, 32) == pytest.approx(MNLI["seconds"], rel=0.1)
-
-
-def test_rows_of_documents_do_not_count_since_nobody_knows_how_far_they_reach():
-    documents = CASES[0] | {"packing": "documents", "seconds": CASES[0]["seconds"] * 50}
-    assert fit([*CASES, documents]) == SPEEDS
-
-
 # ---------------------------------------------------------------- files of devices
 
 
@@ -147,23 +97,6 @@ def test_a_measured_precision_of_the_store_replaces_the_shipped_one(tmp_path):
     assert found.when(["bf16", "fp32"]) == (
         "measured bf16 2026-11-15, torch 2.11.0; fp32 2025-01-01, torch 2.9"
     )
-
-
-def test_an_unmeasured_device_has_its_peak_and_an_unknown_one_is_refused(tmp_path):
-    store = Store(tmp_path / "store")
-    assert device_named("a100", store, tmp_path) is None
-    device(store.root / "devices")
-    with pytest.raises(SpecError, match=r"'fst'.*'fast'"):
-        device_named("fst", store, tmp_path)
-    for odd in ("../devices/fast", "", "*"):
-        with pytest.raises(SpecError, match="no device"):
-            device_named(odd, store, tmp_path)
-
-
-def test_speeds_of_another_version_are_fitted_again_from_the_cases(tmp_path):
-    store = Store(tmp_path)
-    device(store.root / "devices", speeds={"form": 0})
-    assert device_named("fast", store).speeds("bf16") == fit([CASE])
 
 
 @pytest.mark.parametrize(

@@ -12,18 +12,15 @@ import pytest
 from biphase import Discard, Fewer, Stage, Study
 from biphase.errors import SpecError
 from biphase.keys import finetuning_key
-from biphase.metadata import TRIAL, VALUES, check_trial
-from biphase.papers.gisserot2025 import PAPER
+from biphase.metadata import TRIAL, VALUES
 from biphase.report.content import collect
 from biphase.report.evidence import gather
-from biphase.report.verdicts import judge, prospects
 from biphase.specs import CLM, MLM
 from biphase.store import Store, publish
 from biphase.study import ledger
-from biphase.study.describe import plan_json, status_json, status_text, summary
+from biphase.study.describe import status_json, status_text
 from biphase.study.ledger import best_rates, count, extension, screened_in, tuning_grids
 from biphase.study.plan import identities, make_plan, save_plan
-from biphase.study.prices import Bill
 
 RATES, SEEDS, SCREENING = (5e-4, 1e-3, 2e-3), (0, 1), (7, 8)
 DISCARD = Discard(keep=1, seeds=SCREENING, share=0.4)
@@ -62,15 +59,6 @@ def test_what_cannot_be_is_refused(grid):
             Discard(**wrong)
     part = replace(grid, lrs=RATES, on_the_way=Fewer(("toys",), (1e-3, 2e-3), (0,)), discard=Discard(keep=2))
     assert part.part(on_the_way=True).discard is None, "all rates of the part are kept"
-
-
-def test_six_rates_and_five_seeds_cost_thirteen_fine_tunings_instead_of_thirty(grid, tiny_run, store):
-    spec = replace(grid, tasks=grid.tasks[:1], lrs=tuple(n * 1e-4 for n in range(1, 7)), seeds=range(5))
-    plan = make_plan(Study("s", tiny_run("clm"), replace(spec, discard=Discard())), identities(store))
-    text = " ".join(" ".join(summary(plan, (), count(plan, store), Bill("cpu"), "s.py")).split())
-    assert all(fact in text for fact in ("10 fine-tunings", "12 short", "10 scores"))
-    facts = plan_json(plan, done=(), tuned=count(plan, store), bill=Bill("cpu"))
-    assert facts["finetunings"] == 22
 
 
 def test_keys_without_discarding_are_as_before(grid, tiny_run, store):
@@ -201,25 +189,6 @@ def test_a_stage_two_trial_is_that_of_a_study_without_discarding(plan, finished,
     assert every & set(before), "some were there already"
 
 
-def test_a_stopped_worker_resumes_and_nothing_is_computed_twice(plan, finished, tmp_path, shards, worker):
-    other = Store(tmp_path / "other")
-    other.shards.mkdir(parents=True)
-    (other.shards / shards.name).symlink_to(shards)
-    shutil.copytree(finished.checkpoints, other.checkpoints)
-    computed = 0
-    for allowed in (3, 5, 7, None):  # stopped while rates are screened, and after it
-        asked = iter(range(10_000))
-        outcome = worker(
-            plan,
-            other,
-            stop=lambda asked=asked, allowed=allowed: allowed is not None and next(asked) > 8 * allowed,
-        ).work()
-        computed += outcome.computed
-        assert outcome.stopped == (allowed is not None)
-    assert computed == sum(len(grid.tunings) for grid in grids(plan, other))
-    assert trials(other) == trials(finished)
-
-
 def test_two_workers_find_the_same_rates(plan, finished, tmp_path, shards, worker):
     other = Store(tmp_path / "other")
     other.shards.mkdir(parents=True)
@@ -299,35 +268,3 @@ def test_status_and_report_say_what_was_discarded(plan, finished):
     trials = next(table for table in content.tables if table.name == "trials")
     seeds = trials.columns.index("seed")
     assert {row[seeds] for row in trials.rows} == {str(seed) for seed in SEEDS}, "screening is not reported"
-
-
-def test_a_claim_about_every_rate_is_not_tested(plan, finished):
-    finding = next(each for each in judge(gather(plan, finished), (PAPER,)) if each.id == "C12")
-    assert finding.verdict == "not tested"
-    assert "discard" in finding.why
-    prospect = next(each for each in prospects(plan, None, (PAPER,)) if each.id == "C12")
-    assert (prospect.tested, "discard" in prospect.needs) == (False, True)
-    whole = replace(plan.study, finetune=replace(plan.study.finetune, discard=None))
-    others = prospects(make_plan(whole, identities(finished)), None, (PAPER,))
-    assert next(each for each in others if each.id == "C12").tested
-
-
-def test_a_screening_trial_with_test_scores_is_refused(plan, finished):
-    key = grids(plan, finished)[0].screening[0].trials[0].key
-    about = json.loads((finished.trials / key / TRIAL).read_text())
-    check_trial(about, key)
-    about["scores"]["test"] = about["scores"]["validation"]
-    with pytest.raises(Exception, match="validation"):
-        check_trial(about, key)
-
-
-def test_a_killed_screening_resumes_from_its_checkpoint(plan, finished, worker):
-    tuning = grids(plan, finished)[0].screening[0]
-    whole = trials(finished)[tuning.trials[0].key]
-    shutil.rmtree(finished.trials / tuning.trials[0].key)
-    asked = iter(range(100))
-    stopped = worker(plan, finished, stop=lambda: next(asked) > 0, checkpoint_steps=1).work()
-    assert stopped.stopped
-    assert ledger.unfinished(finished) == {tuning.key: 1}
-    worker(plan, finished).work()
-    assert trials(finished)[tuning.trials[0].key] == whole

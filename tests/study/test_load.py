@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -391,25 +390,3 @@ def test_where_the_hub_cannot_be_reached_the_copy_counts(bare, tmp_path):
     assert known == f"some/model {OTHER}"
     assert unknown.startswith("refused: ")
     assert read_pins(bare) == {"some/model": OTHER}
-
-
-def test_processes_that_pin_at_once_lose_nothing_and_agree(bare, tmp_path):
-    """Four, each with models of its own and all with the same ones, which each believes at another commit."""
-    shared = [f"same/model-{n}" for n in range(30)]
-    working = []
-    for number in range(4):
-        own = [f"own/{number}-{n}" for n in range(30)]
-        cache = fill_cache(tmp_path / f"cache-{number}", dict.fromkeys([*shared, *own], str(number) * 40))
-        names = [name for pair in zip(shared, own, strict=True) for name in pair]
-        working.append(start(bare, *names, HF_HUB_OFFLINE="1", HF_HUB_CACHE=str(cache)))
-    while any(process.poll() is None for process in working):  # a reader finds it whole at every moment
-        if (bare.root / "pins.json").exists():
-            read_pins(bare)
-        time.sleep(0.001)
-    told = [dict(line.split() for line in lines(process)) for process in working]
-    final = read_pins(bare)
-    assert len(final) == 30 + 4 * 30
-    for number, one in enumerate(told):
-        assert all(final[name] == commit for name, commit in one.items())
-        assert all(one[f"own/{number}-{n}"] == str(number) * 40 for n in range(30))
-    assert not list(bare.root.glob("*.part"))

@@ -13,7 +13,6 @@ from safetensors.numpy import load_file
 from safetensors.torch import load_file as load_tensors
 from safetensors.torch import save_file
 
-from biphase.errors import SpecError
 from biphase.finetune.trial import Checkpoints
 from biphase.finetune.tune import Stopped
 from biphase.leases import Leases
@@ -201,42 +200,10 @@ def test_fine_tunings_longer_than_their_time_slots_end_in_the_same_bits_after_se
     assert not list(finished.attempts.iterdir())
 
 
-def test_a_stop_with_a_checkpoint_says_so_and_status_shows_it(plan, finished, worker):
-    plan = longer(plan, finished)
-    shutil.rmtree(finished.trials)
-    stopped = worker(plan, finished, checkpoint_steps=100, stop=stop_after(6)).work()
-    ((training, step),) = ledger.kept(plan, finished).values()
-    assert (stopped.stopped, stopped.unsaved, 0 < step < 12) == (True, 0.0, True)
-    said = closing(plan, finished, {}, stopped=True, command="run s.py", study="s.py")
-    assert "1 fine-tuning kept" in said
-    assert f"{training.title(plan)}  at step {step}" in status_text(plan, finished, command_path="s.py")
-    assert status_json(plan, finished)["finetunings"]["kept"] == {training.title(plan): step}
-
-
 def tuner_of(plan, store, worker, **options):
     """A tuner as a worker makes it."""
     of = worker(plan, store, **options)
     return PlanTuner(plan, store, ALONE, of.options, shards=of.shards.alone, live=[].append)
-
-
-def test_a_lexical_baseline_is_computed_once_in_a_store_and_again_if_its_file_is_damaged(
-    plan, finished, worker
-):
-    computed = []
-
-    def recall(task, found):
-        """What another worker's tuner returns for it."""
-        return tuner_of(plan, finished, worker).recall(task, lambda: computed.append(task.name) or found)
-
-    toys, facts, *_ = plan.study.finetune.tasks
-    found = "words", {part: {"accuracy": 0.25} for part in ("validation", "test")}
-    assert recall(toys, found) == recall(toys, None) == found
-    assert recall(facts, None) is recall(facts, found) is None, "none is remembered too"
-    assert computed == [toys.name, facts.name]
-    for file in (finished.root / "baselines").iterdir():
-        file.write_text(file.read_text().replace("0.25", "0.75"))
-    assert recall(toys, found) == found
-    assert computed == [toys.name, facts.name, toys.name]
 
 
 def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished, worker):
@@ -327,23 +294,3 @@ def test_a_model_without_finite_numbers_fails_alone_and_the_next_run_tries_again
     assert (again.computed, again.failed) == (8, {})
     assert not ledger.failures(plan, finished)
     assert made(finished) == before
-
-
-def test_debris_in_the_folder_of_a_trial_fails_that_trial_alone(plan, finished, worker):
-    first = next(finetunings(plan))
-    some = {trial.key for one in finetunings(plan) if one.model == first.model for trial in one.trials}
-    discard(finished, some)
-    in_the_way = finished.trials / first.trials[0].key
-    in_the_way.mkdir()
-    (in_the_way / "junk").write_text("")
-    outcome = worker(plan, finished).work()
-    assert set(outcome.failed) == {first.key}
-    assert {one.name for one in finished.trials.iterdir() if (one / TRIAL).exists()} == keys(plan) - {
-        trial.key for trial in first.trials
-    }
-
-
-def test_a_length_beyond_the_model_is_refused_with_the_one_that_fits(study, finished, worker):
-    plan = make_plan(replace(study, finetune=replace(study.finetune, length=33)), identities(finished))
-    with pytest.raises(SpecError, match=r"length is 33.*model reads.*32 tokens; say length=32 or 0"):
-        worker(plan, finished).work()

@@ -12,7 +12,6 @@ from biphase.errors import DataError
 from biphase.leases import Leases
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study import worker as worker_module
 from biphase.study.plan import identities, make_plan, save_plan
 from biphase.study.worker import Worker
 from biphase.training import checkpoint
@@ -146,23 +145,6 @@ def test_a_worker_waits_for_a_leased_job(plan, store, worker):
     assert ledger.done_keys(plan, store) == set(plan.jobs)
 
 
-def test_a_worker_waits_for_a_corpus_that_was_taken_over(plan, corpus, tmp_path, monkeypatch, worker):
-    """It stalled while it tokenized; when it wakes up another is at it, and what that one makes is used."""
-    fresh, tries = Store(tmp_path / "fresh"), []
-    save_plan(plan, fresh)
-    plain = worker_module.tokenize
-
-    def stalls_once(*arguments, **options):
-        tries.append(1)
-        return plain(*arguments, **(options | {"lost": lambda: len(tries) == 1}))
-
-    monkeypatch.setattr(worker_module, "tokenize", stalls_once)
-    wanted = {job.key for job in plan.path(plan.results["clm-4"])}
-    worker(plan, fresh, wanted=wanted).work()
-    assert len(tries) == 2
-    assert ledger.done_keys(plan, fresh) == wanted
-
-
 def test_a_corpus_changed_after_planning_is_refused(tiny_run, tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("one two three " * 400)
@@ -178,14 +160,6 @@ def test_a_corpus_changed_after_planning_is_refused(tiny_run, tmp_path):
     with pytest.raises(DataError, match="changed since"):
         late.work()
     assert not fresh.checkpoints.exists()
-
-
-def test_a_pruned_ancestor_of_finished_results_is_not_computed_again(plan, store, worker):
-    worker(plan, store).work()
-    trunk = plan.path(plan.results["two"])[0]
-    store.discard(store.checkpoints / plan.path(plan.results["two"])[1].key)
-    assert trunk.key in ledger.done_keys(plan, store)
-    assert worker(plan, store).work().computed == 0
 
 
 @pytest.mark.parametrize("questions", [0, 2], ids=["between jobs", "during tokenizing"])

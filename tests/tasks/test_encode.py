@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Model
+from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 
 from biphase.data.tokenizer import load_saved
 from biphase.errors import DataError, SpecError
@@ -82,20 +82,6 @@ def tokenized_by(model, length=64, before=(1,), after=(0,)):
     return Tokenization(model, before, after, length, "test")
 
 
-# ---------------------------------------------------------------- ragged
-
-
-@given(st.lists(st.lists(st.integers(-5, 5), max_size=6), max_size=6))
-def test_arrays_end_to_end_come_back(lists):
-    made = Ragged.from_lists(lists, np.int32)
-    assert made.flat.dtype == np.int32
-    assert [one.tolist() for one in made] == lists
-    assert [made[at].tolist() for at in range(-len(lists), 0)] == lists
-    assert made.lengths.tolist() == [len(one) for one in lists]
-    with pytest.raises(IndexError):
-        made[len(lists)]
-
-
 # ---------------------------------------------------------------- texts
 
 
@@ -108,15 +94,6 @@ def test_a_text_stands_between_what_the_model_expects_and_is_cut_to_fit(tokenize
     assert whole.tolist() == [1, *ids, 0]
     assert cut.tolist() == [1, *ids[:3], 0]
     assert whole.dtype == np.int32
-
-
-def test_more_texts_than_a_block_keep_their_order(tokenizers):
-    model = tokenizers["bytes"]
-    texts = [f"the cat {number}" for number in range(2 * BLOCK + 7)]
-    made = encode_texts(tokenized_by(model), texts)
-    assert len(made) == len(texts)
-    for number in (0, BLOCK - 1, BLOCK, 2 * BLOCK, len(texts) - 1):
-        assert model.decode(made[number][1:-1].tolist()) == texts[number]
 
 
 # ---------------------------------------------------------------- words
@@ -152,15 +129,6 @@ def test_each_token_belongs_to_the_first_word_it_overlaps(tokenizers, kind, sent
         assert made.word_of[number].tolist() == expected
         assert made.labels[number].tolist() == [IGNORE if at < 0 else row.tags[at] for at in expected]
         assert tuple(made.gold[number]) == row.tags
-
-
-def test_white_space_around_an_empty_word_is_not_that_word():
-    model = Model(models.WordLevel({"[UNK]": 0, "a": 1, "b": 2}, "[UNK]"))
-    model.pre_tokenizer = pre_tokenizers.Split(Regex(r"\s+"), "isolated")
-    made = encode_words(tokenized_by(model), [TaggedSentence(("a", "", "b"), (3, 4, 5))])
-    assert made.ids[0].tolist() == [1, 1, 0, 2, 0]  # a, two spaces, b
-    assert made.word_of[0].tolist() == [-1, 0, -1, 2, -1]
-    assert made.gold.lengths.tolist() == [3]
 
 
 # ---------------------------------------------------------------- groups
@@ -294,14 +262,6 @@ def test_a_context_without_tokens_has_a_window_and_no_answer(tokenizers):
     assert decode_spans(made, flat, flat, unanswerable=False) == decode_tagged(made, flat) == [NOTHING]
 
 
-def test_only_the_first_answer_counts_and_others_share_the_context(tokenizers):
-    rows = [asked(CONTEXT, "small boat", "two birds"), asked(CONTEXT, "small boat"), asked("a dog", "dog")]
-    made = encode_questions(tokenized_by(tokenizers["bytes"], 400), rows, stride=None)
-    assert made.gold[0] == made.gold[1] != made.gold[2]
-    assert np.array_equal(made.ids[0], made.ids[1])
-    assert len(made.spans[2]) < len(made.spans[1])
-
-
 @pytest.mark.parametrize(
     ("error", "words", "call"),
     [
@@ -426,31 +386,3 @@ def test_the_best_span_is_found(tokenizers, rows, length, longest, seed, unanswe
     for number, answer in enumerate(answers):
         best, null, found = best_span(made, starts, ends, number, longest + 1)
         assert answer.tokens == (frozenset() if unanswerable and null > best else found)
-
-
-def test_the_text_of_a_span_is_what_the_context_says_there():
-    made = letters_of("a  b c\nd e f")
-    spans = decode_spans(made, said(made, {2: 1.0}), said(made, {5: 1.0, 1: 9.0}), unanswerable=False)
-    assert spans == [Decoded("a  b c\nd", frozenset({2, 3, 4, 5}), (0, 8))]
-
-
-def test_no_answer_needs_every_window_to_say_so():
-    made = letters_of("a b c d e f", length=6, stride=0)
-    assert len(made.ids) == 2
-    span = ({3: 3.0, 0: 5.0}, {0: 2.0})
-    unsure = said(made, *span)
-    assert decode_spans(made, unsure, unsure, unanswerable=True)[0].text == "b"  # 6 against the smaller, 4
-    sure = said(made, span[0], {0: 3.5})
-    assert decode_spans(made, sure, sure, unanswerable=True) == [NOTHING]
-    assert decode_spans(made, sure, sure, unanswerable=False)[0].text == "b"
-    equal = said(made, span[0], {0: 3.0})
-    assert decode_spans(made, equal, equal, unanswerable=True)[0].text == "b"
-
-
-def test_a_token_without_characters_within_the_answer_is_part_of_it(tokenizers):
-    row = asked(CONTEXT, "garden,  the")
-    made = encode_questions(tokenized_by(tokenizers["trimmed"], 400), [row], stride=None)
-    spans = made.spans[0]
-    assert (spans[:, 0] == spans[:, 1]).any()  # the first of the two spaces
-    positions = sorted(made.gold[0])
-    assert positions == list(range(positions[0], positions[-1] + 1))

@@ -7,7 +7,7 @@ import pytest
 
 from biphase.data.corpus import Absent
 from biphase.errors import DataError, SpecError
-from biphase.specs import Answer, Classify, Retrieve, Splits, Task
+from biphase.specs import Classify, Retrieve, Splits, Task
 from biphase.store import Store
 from biphase.tasks.files import HubPlace, files_of, matching, parts_of, task_fingerprint, task_key
 
@@ -178,21 +178,6 @@ def test_whatever_changes_the_examples_or_the_training_changes_the_key_and_nothi
         assert task_key(mine(source, **one), store) == task_key(mine(source, **other), store)
 
 
-def test_the_places_of_retrieval_are_not_in_the_key_but_its_pairs_are(tmp_path, store):
-    folder = fill(
-        tmp_path / "ir", "corpus.csv", "queries.csv", "qrels/test.tsv", "qrels/train.tsv", "pairs.csv"
-    )
-    splits = Splits("qrels/train*", "", "qrels/test*", cut_from="test")
-    plain = mine(folder, form=Retrieve(), splits=splits)
-    spelled = mine(tmp_path, form=Retrieve(queries="ir/queries*", corpus="ir/corpus.csv", pair=("a", "b")),
-                   splits=Splits("ir/qrels/train*", "", "ir/qrels/test*", cut_from="test"))  # fmt: skip
-    assert task_key(plain, store) == task_key(spelled, store)
-    paired = replace(plain, form=Retrieve(pairs="pairs*"))
-    assert task_key(paired, store) != task_key(plain, store)
-    renamed = replace(paired, form=Retrieve(pairs="pairs*", pair=("a", "b")))
-    assert task_key(renamed, store) != task_key(paired, store)
-
-
 def test_a_hub_task_is_its_pinned_places_however_they_are_written(store):
     one = mine(f"hf://owner/name@{COMMIT}/data")
     spelled = mine("./nowhere", splits=Splits(f"{one.source}/train*", "", f"{one.source}/test*"))
@@ -240,31 +225,3 @@ def test_a_hub_that_cannot_be_reached_is_one_line_with_the_way_around_it(copied,
     assert f"hf download owner/one --repo-type dataset --revision {COMMIT} --local-dir FOLDER/one" in text
     assert "--data FOLDER" in text
     assert "\n" not in text
-
-
-def test_a_hub_pattern_that_means_nothing_names_what_is_there(cache):
-    cache("owner/one", "data/training.csv", "data/test.csv", "other/x.csv")
-    with pytest.raises(DataError, match=r"matches 'data/trian\*'.*there are training.csv"):
-        files_of(mine(f"hf://owner/one@{COMMIT}/data", splits=Splits(train="trian*")))
-
-
-def test_a_repository_is_listed_and_then_only_the_files_that_are_meant_are_fetched(
-    cache, monkeypatch, tmp_path
-):
-    import huggingface_hub
-
-    there = fill(tmp_path / "there", "data/train.csv", "data/test.csv")
-    asked = []
-
-    def listed(self, repository, *, repo_type, revision):
-        return ["data/train.csv", "data/test.csv", "data/[x].csv", ".gitattributes"]
-
-    def fetched(repository, *, repo_type, revision, allow_patterns):
-        asked.extend(allow_patterns)
-        return str(there)
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "list_repo_files", listed)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", fetched)
-    found = files_of(mine(f"hf://owner/new@{COMMIT}/data", form=Answer()))
-    assert found == {"train": (there / "data" / "train.csv",), "test": (there / "data" / "test.csv",)}
-    assert asked == ["data/train.csv", "data/test.csv"]

@@ -1,7 +1,6 @@
 """Examples from files: every layout is read, every bad row is named, validation is cut as `datasets` cuts it."""
 
 import json
-import time
 from dataclasses import replace
 
 import datasets
@@ -82,12 +81,6 @@ TWO = ("no", "yes")
 )  # fmt: skip
 def test_a_label_is_a_name_or_a_number_and_a_name_goes_first(labels, numbers):
     assert {value: Numbering(labels)(value) for value in numbers} == numbers
-
-
-def test_true_and_one_are_not_the_same_thing():
-    number = Numbering(("a", "b", "c"))
-    assert [number(1), number(True), number(1.0), number("1"), number(["a"])] == [1, None, 1, 1, None]
-    assert [Numbering(TWO)(value) for value in (True, False)] == [1, 0]
 
 
 # ---------------------------------------------------------------- sequence classification
@@ -309,15 +302,6 @@ def test_pairs_are_relevant_judgments_or_rows_of_files_that_fill_the_templates(t
         refused(task, r"parquet:2.*text.*'positive\|document'")
 
 
-def test_ids_may_be_numbers_and_judgments_json(tmp_path):
-    for name in ("corpus", "queries"):
-        write(tmp_path / f"{name}.jsonl.gz", [{"id": n, "text": f"x{n}"} for n in range(5)])
-    qrels = [{"query-id": n, "corpus-id": n, "score": 1.0} for n in range(4)]
-    write(tmp_path / "qrels" / "test.jsonl.zst", qrels)
-    made = load(Task("ir", Retrieve(), str(tmp_path), TESTED, trained_on="x"), documents="judged")
-    assert made.test.library.texts == tuple(f"Document: x{n}" for n in range(4))
-
-
 @pytest.mark.parametrize(
     "raw",
     [
@@ -387,29 +371,6 @@ def test_a_bad_judgment_is_named(rows, words, tmp_path):
     refused(Task("ir", IR, str(folder), TESTED, trained_on="x"), words, "judged")
 
 
-def test_a_bad_judgment_of_another_part_is_named(tmp_path):
-    folder = beir(tmp_path, test=SOME)
-    write(folder / "qrels" / "dev.jsonl", [{"query-id": "q1", "corpus-id": "d99", "score": 1}])
-    task = Task("ir", IR, str(folder), replace(TESTED, validation="qrels/dev*"), trained_on="x")
-    refused(task, r"'ir': qrels/dev.jsonl:1 judges document 'd99'")
-
-
-@pytest.mark.parametrize("searched", ["judged", "all"])
-@pytest.mark.parametrize(
-    ("name", "rows", "words"),
-    [
-        ("corpus", [*documents(12), documents(3)[2]], r"corpus.jsonl:13.*second.*'d2'"),
-        ("queries", [*asks(12), asks(3)[2]], r"queries.jsonl:13.*second.*'q2'"),
-        ("corpus", asks(12), r"corpus.jsonl:\d+.*column.*'title'"),
-        ("corpus", [row | {"text": ["x"]} for row in documents(12)], r"corpus.jsonl:\d+.*text.*'text'"),
-    ],
-)
-def test_ids_and_texts_must_be_there_and_ids_differ(searched, name, rows, words, tmp_path):
-    folder = beir(tmp_path, test=SOME)
-    write(folder / f"{name}.jsonl", rows)
-    refused(Task("ir", IR, str(folder), TESTED, trained_on="x"), words, searched)
-
-
 @pytest.mark.parametrize(("searched", "blank"), [("judged", ""), ("all", "  "), ("all", None)])
 def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_path):
     folder = beir(tmp_path, test=SOME)
@@ -429,24 +390,6 @@ def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_p
     queries[2]["text"] = blank
     write(folder / "queries.jsonl", queries)
     refused(task, r"queries.jsonl:3.*judged.*'text'", searched)
-
-
-@pytest.mark.parametrize(
-    ("row", "words"),
-    [
-        ({"query": None}, r"dev.jsonl:1.*text.*'query'"),
-        ({"query": " "}, r"dev.jsonl:1.*text.*'query'"),
-        ({"query_id": 1.5}, r"dev.jsonl:1.*id.*1.5"),
-        ({"positive_passages": [{"text": "z"}]}, r"dev.jsonl:1.*id None"),
-        ({"positive_passages": ["doc-1"]}, r"dev.jsonl:1.*passages"),
-        ({"positive_passages": 7}, r"dev.jsonl:1.*passages"),
-    ],
-)
-def test_a_bad_row_with_passages_is_named(row, words, tmp_path):
-    write(tmp_path / "dev.jsonl", [long_rows("v1")[0] | row])
-    write(tmp_path / "test.jsonl", long_rows("t1"))
-    write(tmp_path / "corpus.jsonl", [{"docid": "doc-0", "text": "x"}])
-    refused(replace(CATALOG["mldr_en"], source=str(tmp_path)), words)
 
 
 # ---------------------------------------------------------------- whatever files hold
@@ -490,18 +433,3 @@ def test_whatever_the_rows_hold_it_is_read_or_refused_in_one_line(tmp_path, data
 def test_the_tasks_that_ship_load(name):
     made = load(CATALOG[name], documents="judged")
     assert min(len(made.train), len(made.validation), len(made.test)) >= 20
-
-
-def test_as_many_rows_as_sst2_has_load_in_a_second(tmp_path):
-    texts = [f"a {n} film of no great wit but of some charm , and then some" for n in range(67_349)]
-    made = pyarrow.table({"sentence": texts, "label": [n % 2 for n in range(67_349)]})
-    parquet.write_table(made, tmp_path / "train.parquet")
-    parquet.write_table(made.slice(0, 872), tmp_path / "validation.parquet")
-    task = CATALOG["sst2"].at(str(tmp_path))
-    seconds = []
-    for _ in range(3):  # the machine may be busy once
-        start = time.process_time()
-        examples = load(task, documents="all")
-        seconds.append(time.process_time() - start)
-    assert (len(examples.train), len(examples.validation), len(examples.test)) == (63_981, 3_368, 872)
-    assert min(seconds) < 1

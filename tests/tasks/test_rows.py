@@ -3,8 +3,6 @@
 import gzip
 import itertools
 import json
-import subprocess
-import sys
 
 import pyarrow
 import pytest
@@ -14,7 +12,6 @@ from pyarrow import csv as arrow_csv
 from pyarrow import parquet
 
 from biphase.errors import DataError
-from biphase.tasks import files
 from biphase.tasks.files import column_names, read_rows
 
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\r\x00"), max_size=20)
@@ -75,16 +72,6 @@ def test_any_text_comes_back_as_it_was(tmp_path, values):
     for kind in ("parquet", "jsonl", "jsonl.zst", "csv"):
         columns, _ = table(write(tmp_path / f"train.{kind}", rows), wanted=("a", "b"))
         assert columns == {"a": [row["a"] for row in rows], "b": [row["b"] for row in rows]}, kind
-
-
-@pytest.mark.parametrize("kind", ["parquet", "jsonl.zst"])
-def test_small_chunks_give_the_same_rows(kind, tmp_path, monkeypatch):
-    rows = [{"a": f"{n}" * (n % 7)} for n in range(50)]
-    path = write(tmp_path / f"train.{kind}", rows)
-    whole = table(path)
-    monkeypatch.setattr(files, "CHUNK_BYTES", 16)
-    monkeypatch.setattr(files, "CHUNK_ROWS", 3)
-    assert table(path) == whole
 
 
 def test_files_follow_one_another_and_a_row_may_lack_what_is_optional(tmp_path):
@@ -224,13 +211,6 @@ def test_what_is_wrong_with_a_file_is_one_line_with_its_place(name, raw, words, 
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["x.parquet", "x.jsonl", "x.csv.gz"])
-def test_the_columns_of_a_damaged_file_are_refused_too(name, tmp_path):
-    (tmp_path / name).write_bytes(b"" if name == "x.jsonl" else b"junk")
-    with pytest.raises(DataError, match=r"is empty|cannot be read"):
-        column_names("task 'x'", tmp_path / name)
-
-
 @pytest.mark.parametrize(("indent", "broken"), [(None, False), (1, False), (None, True)])
 def test_squads_own_json_is_a_row_for_each_question(indent, broken, tmp_path):
     asked = [
@@ -248,34 +228,3 @@ def test_squads_own_json_is_a_row_for_each_question(indent, broken, tmp_path):
     assert found["answers"][:2] == [{"text": ["Ada"], "answer_start": [0]}, {"text": [], "answer_start": []}]
     assert found["id"][:2] == ["q1", "q2"]
     assert places[3] == "train-v2.0.json:4"
-
-
-READ_WITH_LITTLE_MEMORY = """
-import resource, sys
-from pathlib import Path
-import pyarrow.parquet
-from biphase.errors import DataError
-from biphase.tasks.files import column_names, read_rows
-
-path, how = Path(sys.argv[1]), sys.argv[2]
-pages = int(Path("/proc/self/statm").read_text().split()[0])
-resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + 2**27,) * 2)
-try:
-    column_names("task 'x'", path) if how == "columns" else list(read_rows("task 'x'", [path], ("a",)))
-except DataError as refused:
-    print(refused)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="limits of memory are Linux's")
-@pytest.mark.parametrize(("name", "how"), [("x.csv", "rows"), ("x.jsonl", "rows"), ("x.jsonl", "columns")])
-def test_a_file_that_does_not_fit_into_memory_is_not_called_damaged(name, how, tmp_path):
-    with (tmp_path / name).open("wb") as file:
-        file.truncate(2**29)  # a hole: no disk is used
-    done = subprocess.run(
-        [sys.executable, "-c", READ_WITH_LITTLE_MEMORY, tmp_path / name, how], capture_output=True, text=True
-    )
-    assert done.returncode == 0, done.stderr
-    assert name in done.stdout
-    assert "memory" in done.stdout
-    assert "undamaged" not in done.stdout

@@ -137,24 +137,6 @@ def test_a_discarded_checkpoint_leaves_nothing(saver, store, slow_disk, end):
     assert not store.has(store.checkpoints / "one")
 
 
-def test_an_error_in_a_step_does_not_cost_the_checkpoint_before_it(saver, store):
-    saver.begin(record("one"), last=False)
-    saver.salvage(lost=False)
-    assert store.has(store.checkpoints / "one")
-    saver.begin(record("two"), last=False)
-    saver.salvage(lost=True)
-    assert not store.has(store.checkpoints / "two"), "a worker without the lease publishes nothing more"
-
-
-def test_a_published_checkpoint_is_not_written_again(saver):
-    saver.begin(record("one"), last=True)
-    saver.finish()
-    again = []
-    saver.begin(record("one"), last=True, then=lambda: again.append(True))
-    assert saver.unpublished is None
-    assert again
-
-
 @pytest.mark.parametrize("where", ["_host", "threading.Thread.start"])
 def test_a_checkpoint_whose_writing_never_began_is_not_published(saver, store, monkeypatch, where):
     saver.begin(record("one"), last=False)
@@ -209,13 +191,6 @@ def test_a_suspended_worker_cannot_publish_what_the_removal_of_its_leftovers_has
     with pytest.raises((OSError, StoreError), match=folder.name):
         publish(folder, store.checkpoints / KEY, {"checkpoint.json": {"bytes": 2, "sha256": ""}})
     assert not (store.checkpoints / KEY).exists()
-
-
-def test_leftovers_of_a_killed_worker_are_removed_for_the_same_job_only(saver, store):
-    left, other = store.new_attempt("checkpoint-training job"), store.new_attempt("checkpoint-another")
-    saver.remove_leftovers()
-    assert not left.exists()
-    assert other.exists()
 
 
 # ---------------------------------------------------------------- reading

@@ -23,11 +23,9 @@ from transformers import (
 
 from biphase import Size
 from biphase.errors import SpecError
-from biphase.protocol import GIB, micro_rows
 from biphase.study.costs import shape_of_size
 from biphase.study.many_gpus import Load, ShardingOption, collectives
-from biphase.training import distributed
-from biphase.training.options import RuntimeOptions, Sharding
+from biphase.training.options import Sharding
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
@@ -348,63 +346,7 @@ def test_bf16_is_computed_in_bf16_and_kept_in_fp32(adapting, tmp_path):
         assert others[3][step] == pytest.approx(losses, rel=0.01)
 
 
-@pytest.mark.campaign
-def test_layers_that_are_compiled_are_sharded_and_recomputed_all_the_same(study, fresh):
-    one, cut, again, both = map(fresh, ("one", "cut", "again", "both"))
-    typed(
-        [1, study, one],
-        [2, study, cut, "--shard", "full", "--compile"],
-        [1, study, again, "--recompute", "--compile"],
-        [2, study, both, "--shard", "full", "--recompute", "--compile"],
-    )
-    for other in (cut, again, both):
-        agree(one, other)
-
-
 # ---------------------------------------------------------------- one process
-
-
-@pytest.mark.parametrize(
-    ("gib", "rows", "length", "expected"),
-    [(0, 64, 256, 32), (0, 4, 256, 4), (0, 64, 16_384, 1), (80, 1152, 2048, 12), (140, 1152, 2048, 24), (140, 23, 2048, 23)],
-)  # fmt: skip
-def test_micro_batches_fit_the_batch_and_the_device(gib, rows, length, expected):
-    assert micro_rows(gib * GIB, rows, length) == expected
-
-
-def test_a_cpu_without_bf16_names_the_field_to_change(monkeypatch):
-    monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: False)
-    for precision in ("bf16", "pure-bf16"):
-        warning = distributed.poor_precision(CPU, precision, "Finetune(…)")
-        assert "precision='fp32'" in warning
-        assert "Finetune(…)" in warning
-        assert not distributed.poor_precision(CUDA, precision, "here")
-    assert not distributed.poor_precision(CPU, "fp32", "here")
-    monkeypatch.setattr(distributed, "_cpu_has_bf16", lambda: True)
-    assert not distributed.poor_precision(CPU, "bf16", "here")
-
-
-def test_seeding_equals_torchs():
-    torch.manual_seed(2**40 + 3)
-    theirs = torch.rand(5)
-    distributed.seed_device(2**40 + 3, torch.device("cpu"))
-    ours = torch.rand(5)
-    assert torch.equal(ours, theirs)
-    assert not torch.equal(torch.rand(5), theirs)
-
-
-@pytest.mark.parametrize(
-    ("text", "sharding"),
-    [
-        ("none", Sharding()),
-        ("full", Sharding("full")),
-        ("hybrid", Sharding("hybrid")),
-        ("hybrid:4", Sharding("hybrid", 4)),
-    ],
-)
-def test_shardings_have_names(text, sharding):
-    assert Sharding.named(text) == sharding
-    assert str(sharding) == text
 
 
 @pytest.mark.parametrize("text", ["", "half", "full:2", "hybrid:0", "hybrid:x", "none:1"])
@@ -422,12 +364,6 @@ def test_groups_divide_the_processes():
         Sharding("hybrid", 3).groups_of(8, 8)
     with pytest.raises(SpecError, match="--shard full"):
         Sharding("hybrid").groups_of(8, 8)
-
-
-def test_options_say_what_prevents_our_kernels():
-    assert RuntimeOptions().slower_path == ""
-    assert "--shard full" in RuntimeOptions(sharding=Sharding("full"), recompute=True).slower_path
-    assert "--recompute" in RuntimeOptions(recompute=True).slower_path
 
 
 # ---------------------------------------------------------------- gradients

@@ -1,13 +1,12 @@
 """A run from an existing model: rotary base, adapters, frozen and slow layers, through stops and in its checkpoints."""
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
-from biphase import CATALOG, CLM, MLM, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
+from biphase import CATALOG, MLM, WSD, AdamW, Chunks, Finetune, Hub, LoRA, Stage
 from biphase.attention import NAME, AttentionPattern, pattern_of
 from biphase.data.shards import Shards
 from biphase.data.stream import heldout_stream
@@ -164,26 +163,6 @@ def test_a_continued_run_keeps_the_rotary_base(adapting, trained, tiny_run, stor
     assert {rope_base_of(model_after(on, step, store).model) for step in (0, 1, 3)} == {NEW}
 
 
-def test_the_start_of_a_run_that_changes_the_rotary_base_has_the_old_one(adapting, trained, tiny_run, store):
-    """Its checkpoint at step 0 is the other run's last one, which counts its steps from another start."""
-    run = adapting(llama, Stage(MLM(0.4), 3))
-    on = tiny_run("on", Stage(MLM(0.4), 3, rope_base=NEW), start=run)
-    further = tiny_run("further", Stage(MLM(0.4), 2, rope_base=500.0), start=on)
-    for one, step in ((run, 3), (on, 3), (further, 1)):
-        trained(store, one, step)
-    for one, step, base in ((on, 0, OLD), (on, 3, NEW), (further, 0, NEW), (further, 1, 500.0)):
-        assert rope_base_of(model_after(one, step, store).model) == base, (one.name, step)
-
-
-def test_rows_may_be_longer_than_the_context_if_the_rotary_base_is_changed(adapting, trained, store):
-    longer = {"packing": Chunks(128, shortest=4), "batch_tokens": 256}
-    run = adapting(llama, Stage(MLM(0.4), 2, rope_base=NEW), **longer)
-    trained(store, run, 2)
-    assert model_after(run, 2, store).model.config.max_position_embeddings == 128
-    with pytest.raises(ModelError, match=r"64 tokens.*128"):
-        trained(store, adapting(llama, Stage(MLM(0.4), 2), **longer), 2)
-
-
 # ---------------------------------------------------------------- adapters
 
 
@@ -232,16 +211,6 @@ def test_a_continued_run_keeps_the_adapter_and_its_optimizer_state(
         tiny_run("on", Stage(MLM(0.4), 4), start=run, adapter=LoRA(rank=4))
 
 
-def test_the_seed_of_the_adapter_is_that_of_the_root(adapting, tiny_run, store):
-    run = adapting(llama, adapter=ADAPTER)
-    on = tiny_run("on", Stage(MLM(0.4), 4), start=run, seed=8, data="restart")
-    first, second, third = (
-        starting_model(one, shards_in(store)).model.state_dict() for one in (run, on, replace(run, seed=8))
-    )
-    assert all(torch.equal(first[name], second[name]) for name in first)
-    assert not all(torch.equal(first[name], third[name]) for name in first)
-
-
 @pytest.mark.parametrize(
     ("make", "fields", "fact"),
     [
@@ -275,19 +244,6 @@ def test_a_frozen_embedding_stays_through_every_stop(
     assert ("lm_head.weight" in weights) == (make is llama)
 
 
-def test_the_optimizer_state_of_frozen_weights_waits_for_a_run_that_trains_them(
-    tiny_run, trained, store, tensors
-):
-    first = tiny_run("first", Stage(CLM(), 6))
-    frozen = tiny_run("frozen", Stage(CLM(), 6), start=first, freeze="embeddings")
-    after = tiny_run("after", Stage(CLM(), 6), start=frozen, freeze="nothing")
-    steps = []
-    for run in (first, frozen, after):
-        trained(store, run, 6)
-        steps.append(tensors(store, run, 6)[1]["step.model.embed_tokens.weight"].item())
-    assert steps == [6, 6, 12]
-
-
 def test_layer_decay_resumes_alike_and_moves_lower_layers_less(
     adapting, trained, store, other, same_checkpoint, tensors
 ):
@@ -313,28 +269,6 @@ def test_heldout_losses_of_a_hub_model_are_measured_before_the_first_step(adapti
     assert [step for step, _ in heldout] == [0, 2, 3, 4, 6]  # at each stop, too
     assert heldout[0][1] == start
     assert start.keys() == {"clm", "mlm40"}
-
-
-def test_the_last_heldout_loss_is_that_of_the_saved_model_and_a_continued_run_measures_no_start(
-    adapting, trained, tiny_run, store
-):
-    run = adapting(llama, *TWO_BASES)
-    job = trained(store, run, 6)
-    assert job.meter.lines[-1]["heldout"] == measured(model_after(run, 6, store), run, store)
-    on = tiny_run("on", Stage(CLM(), 3), start=run, heldout_every=3)
-    steps = [line["step"] for line in trained(store, on, 3).meter.lines if "heldout" in line]
-    assert steps == [0, 3, 6, 9]
-    scratch = trained(store, tiny_run(heldout_every=6), 6).meter.lines
-    assert [line["step"] for line in scratch if "heldout" in line] == [6]
-
-
-def test_a_mask_token_that_texts_never_had_gets_the_mean_embedding(adapting, shards):
-    run, opened = adapting(llama), Shards.open(shards)
-    before = initialized(llama).get_input_embeddings().weight
-    for rule, kept in (("own", True), ("reserved", False), ("added", False)):
-        changed = Shards(opened.folder, opened.card | {"mask_rule": rule})
-        row = starting_model(run, changed).model.get_input_embeddings().weight[opened.mask_id]
-        assert torch.equal(row, before[opened.mask_id]) == kept, rule
 
 
 def test_training_probes_a_hub_model_first(adapting, trained, store, tmp_path):

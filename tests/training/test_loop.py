@@ -10,7 +10,7 @@ from biphase.objectives import LossTerm
 from biphase.specs import AdamW
 from biphase.training.distributed import Ranks, Replicated
 from biphase.training.loop import Hooks, PlainStep, train
-from biphase.training.optimizer import build, forget, gradient_norm, make_capturable, update
+from biphase.training.optimizer import build, forget, make_capturable
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
@@ -112,33 +112,6 @@ def test_steps_equal_torchs_clipping_and_adamw(clip):
     assert {1e6: clipped == 0, 1.0: 0 < clipped < 12, 0.05: clipped == 12}[clip]
 
 
-@pytest.mark.parametrize("factor", [0.25, 1.0, 1.5, 40.0])
-def test_clipping_divides_by_the_norm_over_the_limit(factor):
-    """Seen in Adam's first moment, which after one step is the gradient it was given, times 1 - beta."""
-    spec, limit = AdamW(), 0.7
-    model = model_of()
-    adam = build(model, spec)
-    for one in model.parameters():
-        one.grad = torch.randn(one.shape, generator=torch.Generator().manual_seed(one.numel()))
-    scale = factor * limit / gradient_norm(list(model.parameters()))
-    for one in model.parameters():
-        one.grad *= scale
-    given = {name: one.grad.clone() for name, one in model.named_parameters()}
-    norm = gradient_norm(list(model.parameters()))
-    update(adam, rate=1e-3, nonfinite=torch.zeros(()), shrink=(norm / limit).clamp(min=1))
-    for name, one in model.named_parameters():
-        wanted = given[name] / max(factor, 1.0) * (1 - spec.betas[0])
-        torch.testing.assert_close(adam.state[one]["exp_avg"], wanted, rtol=1e-5, atol=1e-8)
-        assert one.grad is None
-    if factor <= 0.25:
-        assert all(
-            torch.equal(
-                adam.state[one]["exp_avg"], torch.zeros_like(one).lerp(given[name], 1 - spec.betas[0])
-            )
-            for name, one in model.named_parameters()
-        ), "below the limit nothing is changed"
-
-
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), 1e25])  # 1e25: only the gradient is infinite
 def test_a_nonfinite_step_is_skipped(wrong):
     steps = steps_of(6)
@@ -167,23 +140,6 @@ def test_copies_of_the_weights_are_refreshed_after_each_update():
     assert len(copies.refreshed) == 3
     assert torch.equal(copies.refreshed[-1], model[0].weight)
     assert not torch.equal(copies.refreshed[0], copies.refreshed[1])
-
-
-def test_a_step_may_wrap_the_plain_one():
-    taken = []
-
-    def step(plain):
-        def take(micro, divisors, rate):
-            taken.append((len(micro), divisors, rate))
-            return plain(micro, divisors, rate)
-
-        return take
-
-    mine, theirs = model_of(), model_of()
-    ours(mine, steps_of(3), clip=1.0, wrapped=step)
-    ours(theirs, steps_of(3), clip=1.0)
-    assert taken == [(2, [8, 8], rate(number)) for number in range(3)]
-    assert_same_weights(mine, theirs, rtol=0, atol=0)
 
 
 # ---------------------------------------------------------------- what graphs need

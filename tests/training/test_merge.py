@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from biphase import CLM, MLM, SIZES, WSD, Chunks, Hub, Kept, Merge, Pretrain, Stage, Study
 from biphase.data.shards import Shards
-from biphase.errors import ModelError, StoreError
+from biphase.errors import ModelError
 from biphase.export.card import recipe, titled
 from biphase.export.folder import saved_checkpoint
 from biphase.keys import Keyring, checkpoint_key
@@ -19,7 +19,7 @@ from biphase.study.load import run_named
 from biphase.study.plan import identities, make_plan
 from biphase.training.distributed import Ranks
 from biphase.training.merge import Summand, mean, publish_merge
-from biphase.training.pretrain import model_of_checkpoint, starting_model
+from biphase.training.pretrain import model_of_checkpoint
 
 
 @pytest.fixture
@@ -91,18 +91,6 @@ def test_the_written_order_changes_neither_key_nor_bits(trained, merged, store, 
     assert contents[0] == contents[1]
 
 
-def test_a_merge_of_runs_that_masked_words_has_the_held_out_losses_of_masked_words(
-    tiny_run, train, merged, store
-):
-    words = MLM(0.3, unit="word")
-    run = tiny_run("words", Stage(words, 4), schedule=WSD(3e-3, 1, 0), keep=(2,))
-    needed = [checkpoint_key(run, 2, identities(store))]
-    for step in (2, 4):
-        train(run, step, store, needed=needed)
-    lines = read_lines(merged(Pretrain("mean", Merge(Kept(run, 2), run)), store))
-    assert words.column in next(line["heldout"] for line in lines if "heldout" in line)
-
-
 def test_a_merge_is_a_checkpoint_without_optimizer_state_whose_held_out_losses_are_its_own(
     trained, merged, store
 ):
@@ -147,16 +135,6 @@ def test_the_checkpoint_of_a_merge_says_nothing_of_what_trains_on_after_it(train
     assert key in adapted.jobs
 
 
-def test_the_start_of_a_run_can_be_a_part(trained, merged, store):
-    stable, _ = trained
-    found = load_file(
-        merged(Pretrain("base", Merge((Kept(stable, 0), 0.5), (stable, 0.5))), store) / "model.safetensors"
-    )
-    start = starting_model(stable, Shards.open(next(store.shards.iterdir()))).model.state_dict()
-    half = {name: (start[name] + tensor) / 2 for name, tensor in weights(store, stable, 12).items()}
-    assert all(torch.allclose(found[name], tensor, atol=1e-7) for name, tensor in half.items())
-
-
 def test_an_adapted_model_is_averaged_with_the_one_that_it_was_adapted_from(
     corpus, train, merged, store, tmp_path
 ):
@@ -194,16 +172,6 @@ def test_a_run_from_a_merge_begins_with_a_new_optimizer_state_and_resumes_to_the
     assert {
         float(value) for name, value in tensors(store, run, 6)[1].items() if name.startswith("step.")
     } == {6.0}
-
-
-def test_a_run_whose_merge_is_not_there_is_refused(trained, train, store):
-    run = Pretrain(
-        "on", Merge(*trained), stages=Stage(MLM(0.4), 6), schedule=WSD(3e-3, 2, 2), heldout_tokens=512
-    )
-    with pytest.raises(
-        StoreError, match=r"on goes on from the merge of (stable and two|two and stable).*run the study again"
-    ):
-        train(run, 6, store)
 
 
 def test_a_killed_merge_leaves_nothing_that_looks_finished(trained, merged, store):

@@ -14,15 +14,11 @@ from transformers import (
     OPTForCausalLM,
 )
 
-from biphase.finetune.encoder import TaskModel
-from biphase.finetune.trial import build_optimizer
-from biphase.models.backbone import LanguageModel, add_adapter, freeze_embeddings
-from biphase.models.encoder import Encoder
-from biphase.specs import AdamW, LoRA, Muon
+from biphase.models.backbone import LanguageModel
+from biphase.specs import AdamW, Muon
 from biphase.training.optimizer import (
     build,
     forget,
-    gradient_norm,
     optimizer_state,
     restore_optimizer_state,
     update,
@@ -101,18 +97,6 @@ def test_embeddings_have_the_lowest_share_and_the_head_the_full_rate(make):
     assert len(set(found.values())) == 5
 
 
-def test_the_matrices_of_an_adapter_learn_at_the_share_of_their_layer():
-    model = LanguageModel(llama())
-    add_adapter(model, LoRA(rank=2), seed=1)
-    found = shares(model, build(model, AdamW(layer_decay=0.5)))
-    assert all("lora_" in name for name in found)
-    assert {share: sum(one == share for one in found.values()) for share in found.values()} == {
-        0.125: 14,
-        0.25: 14,
-        0.5: 14,
-    }
-
-
 def test_muon_trains_the_matrices_of_the_layers_and_adamw_the_rest():
     model = LanguageModel(llama(attention_bias=True))
     optimizer = build(model, Muon(adamw=AdamW(layer_decay=0.5)))
@@ -146,47 +130,6 @@ def test_a_step_of_muon_is_torchs_with_the_gradients_divided():
         assert weight.grad is None
 
 
-def test_frozen_parameters_are_in_no_group():
-    model = LanguageModel(llama())
-    freeze_embeddings(model)
-    for decay in (1.0, 0.5):
-        found = shares(model, build(model, AdamW(layer_decay=decay)))
-        assert dict(model.named_parameters()).keys() - found.keys() == {"model.model.embed_tokens.weight"}
-
-
-def test_a_step_moves_each_layer_by_its_share():
-    """Adam's first step is the rate, whatever the gradient: so the shares can be read off the weights."""
-    model = LanguageModel(llama())
-    before = {name: one.detach().clone() for name, one in model.named_parameters()}
-    optimizer = build(model, AdamW(layer_decay=0.5, weight_decay=0.0, eps=1e-12))
-    for one in model.parameters():
-        one.grad = torch.full_like(one, 0.3)
-    update(optimizer, rate=1e-2, nonfinite=torch.zeros(()), shrink=torch.ones(()))
-    wanted = shares(model, optimizer)
-    for name, one in model.named_parameters():
-        moved = (before[name] - one.detach()).mean().item()
-        assert moved == pytest.approx(1e-2 * wanted[name], rel=1e-3), name
-
-
-def test_fine_tuning_has_the_same_shares_beside_its_own_weight_decay():
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        trunk = bert().base_model
-    model = TaskModel(Encoder(trunk, context=40), nn.Linear(32, 2))
-    optimizer = build_optimizer(model, AdamW(layer_decay=0.5))
-    found = shares(model, optimizer)
-    names = {id(one): name for name, one in model.named_parameters()}
-    assert found.keys() == set(names.values())
-    for name, share in found.items():
-        layer = next((number for number in range(3) if f".layer.{number}." in name), None)
-        depth = layer + 1 if layer is not None else 0 if ".embeddings." in name else 4
-        assert share == 0.5 ** (4 - depth), name
-    for group in optimizer.param_groups:
-        for one in group["params"]:
-            spared = names[id(one)].endswith("bias") or "LayerNorm" in names[id(one)]
-            assert group["weight_decay"] == (0.0 if spared else 0.1), names[id(one)]
-
-
 def matrix(seed=0):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -202,25 +145,6 @@ def take(model, optimizer, grads, *, rate=1e-2, shrink=1.0, nonfinite=0.0):
     for one, grad in zip(model.parameters(), grads, strict=True):
         one.grad = grad.clone()
     return update(optimizer, rate=rate, nonfinite=torch.tensor(nonfinite), shrink=torch.tensor(shrink))
-
-
-def test_a_learning_rate_on_the_device_is_multiplied_by_each_groups_share():
-    """So a step that was captured reads another rate each time: from the same place."""
-    here, there = LanguageModel(llama()), LanguageModel(llama())
-    there.load_state_dict(here.state_dict())
-    optimizers = [build(one, AdamW(layer_decay=0.5)) for one in (here, there)]
-    for group in optimizers[1].param_groups:
-        group["lr"] = torch.zeros(())
-    places = [group["lr"].data_ptr() for group in optimizers[1].param_groups]
-    for rate in (1e-2, 3e-3):
-        take(here, optimizers[0], gradients(here, 0), rate=rate)
-        take(there, optimizers[1], gradients(there, 0), rate=torch.tensor(rate))
-    assert [group["lr"].data_ptr() for group in optimizers[1].param_groups] == places
-    assert optimizers[1].param_groups[0]["lr"].item() == pytest.approx(3e-3 * 0.5**4)
-    for one, other in zip(here.parameters(), there.parameters(), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-8)
-    take(there, optimizers[1], gradients(there, 0), rate=7e-3)
-    assert optimizers[1].param_groups[-1]["lr"].item() == pytest.approx(7e-3)
 
 
 def test_a_reset_optimizer_steps_like_a_new_one_in_the_same_memory():
@@ -268,14 +192,3 @@ def test_a_restored_optimizer_state_continues_bit_for_bit():
     take(model, optimizer, gradients(model, 1))
     take(again, other, gradients(again, 1))
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
-
-
-def test_the_norm_is_over_all_gradients_in_fp32():
-    one, two, none = (nn.Parameter(torch.zeros(2)) for _ in range(3))
-    half = nn.Parameter(torch.zeros(1, dtype=torch.bfloat16))
-    one.grad, two.grad = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 0.0])
-    assert gradient_norm([one, two, none]).item() == pytest.approx(3.0)
-    half.grad = torch.tensor([4.0], dtype=torch.bfloat16)
-    found = gradient_norm([half])
-    assert found.dtype == torch.float32
-    assert found.item() == 4.0

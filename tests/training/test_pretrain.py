@@ -1,25 +1,22 @@
 """Law 2: a resumed run equals one that never stopped. Weights, optimizer state, data and masks, bit for bit."""
 
-import contextlib
-import json
 import math
 import shutil
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import GPT2Config, GPT2LMHeadModel
 
 from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Mix, Muon, Rows, Stage, Uniform
 from biphase.attention import pattern_of
 from biphase.data.shards import Shards
-from biphase.errors import ModelError, StoreError, TrainingError
+from biphase.errors import StoreError, TrainingError
 from biphase.keys import checkpoint_key
-from biphase.models.backbone import TokenizerInfo, from_hub
 from biphase.objectives import assign
 from biphase.study.plan import identities
-from biphase.training import checkpoint, distributed
+from biphase.training import checkpoint
 from biphase.training.distributed import Ranks
-from biphase.training.pretrain import Pretraining, heldout_losses
+from biphase.training.pretrain import Pretraining
 
 DRAWN = MLM(Uniform(0, 1), replace=(0.8, 0.1, 0.1), weight="1/ratio")
 RUNS = {
@@ -96,31 +93,6 @@ def test_frozen_layers_do_not_change_the_gradients_of_the_others(tiny_run, train
     learned = {name for name in weights if "layers.0." not in name}
     assert all(torch.equal(weights[name], others[name]) for name in learned)
     assert {name for name in state if "layers.0." not in name} == rested.keys()
-
-
-def test_layers_learn_at_the_shares_of_their_stage(tiny_run, train, store, tensors):
-    # AdamW's first step without weight decay moves every weight by its rate.
-    adam = AdamW(weight_decay=0.0, eps=1e-12)
-    rated = {}
-    for decay in (1.0, 0.5):
-        run = tiny_run(
-            "run",
-            Stage(CLM(), 1),
-            Stage(CLM(), 1, layer_decay=decay),
-            optimizer=adam,
-            schedule=WSD(1e-3, 0, 0),
-        )
-        train(run, 1, store, needed=[checkpoint_key(run, 1, identities(store))])
-        train(run, 2, store, needed=[checkpoint_key(run, 1, identities(store))])
-        before, after = (tensors(store, run, step)[0] for step in (1, 2))
-        rated[decay] = {name: (after[name] - before[name]).norm() for name in before}
-    for name, share in {
-        "lm_head": 1.0,
-        "model.layers.1.mlp.up_proj": 0.5,
-        "model.layers.0.mlp.up_proj": 0.25,
-    }.items():
-        name = f"{name}.weight"
-        assert torch.allclose(rated[0.5][name], share * rated[1.0][name], rtol=1e-3), name
 
 
 def test_a_z_loss_is_trained_on_and_not_measured_on_held_out_text(tiny_run, train, store):
@@ -344,13 +316,6 @@ def test_measuring_changes_no_weight(tiny_run, train, store, other, same_checkpo
     assert same_checkpoint(tiny_run(), 12, store, other)
 
 
-def test_a_process_without_heldout_rows_measures_nothing(tiny_run, train, store):
-    job = train(tiny_run(heldout_tokens=32, heldout_every=6), 6, store)
-    assert sum("heldout" in line for line in job.meter.lines) == 1
-    how = {"rows": 0, "micro_rows": 4, "ranks": job.ranks, "autocast": contextlib.nullcontext, "fixed": True}
-    assert heldout_losses(job._loss_sum, job.heldout, (CLM(),), **how) == {}
-
-
 # ---------------------------------------------------------------- stops and checkpoints
 
 
@@ -461,23 +426,6 @@ def test_a_job_that_cannot_begin_is_refused(tiny_run, job_of, store):
     assert not store.checkpoints.exists()
 
 
-def test_a_checkpoint_holds_only_safetensors_and_json(tiny_run, train, store):
-    run = tiny_run()
-    train(run, 12, store)
-    folder = store.checkpoints / checkpoint_key(run, 12, identities(store))
-    files = {
-        "model.safetensors",
-        "optimizer.safetensors",
-        "checkpoint.json",
-        "metrics.jsonl",
-        "manifest.json",
-    }
-    assert {path.name for path in folder.iterdir()} == files
-    about = json.loads((folder / "checkpoint.json").read_text())
-    assert (about["progress"]["step"], about["progress"]["tokens"]) == (12, 12 * 256)
-    assert about["epochs"] > 0
-
-
 def test_a_resumed_run_takes_the_threads_and_micro_batch_of_its_checkpoint(tiny_run, train, store):
     """Sums over threads and micro-batches depend on their order, so the checkpoint records both."""
     before = torch.get_num_threads()
@@ -490,46 +438,3 @@ def test_a_resumed_run_takes_the_threads_and_micro_batch_of_its_checkpoint(tiny_
         assert job.micro_rows == 3
     finally:
         torch.set_num_threads(before)
-
-
-def test_the_micro_batch_is_not_taken_over_to_rows_of_another_length(tiny_run, train, store):
-    base = tiny_run("base")
-    on = tiny_run("on", Stage(CLM(), 6), start=base, packing=Chunks(64), batch_tokens=512, data="restart")
-    train(base, 12, store, micro_rows=2)
-    assert train(on, 6, store).micro_rows == 8
-
-
-def test_energy_adds_up_over_a_resume_and_is_unknown_if_a_part_was_not_measured(
-    tiny_run, train, store, monkeypatch
-):
-    counter = iter(range(0, 1000, 10))
-    monkeypatch.setattr(distributed, "joules", lambda device: float(next(counter)))
-    run = tiny_run("run", Stage(CLM(), 12))
-    assert [train(run, step, store).progress.joules for step in (4, 8)] == [10.0, 20.0]
-    monkeypatch.setattr(distributed, "joules", lambda device: None)
-    assert train(run, 10, store).progress.joules is None
-
-
-# ---------------------------------------------------------------- models of the hub
-
-
-SHAPE = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 4}
-
-
-def test_an_added_mask_token_is_the_mean_of_the_embedding_in_every_process(tmp_path):
-    LlamaForCausalLM(LlamaConfig(vocab_size=60, **SHAPE)).save_pretrained(tmp_path)
-    models = []
-    for seed in (1, 2):
-        torch.manual_seed(seed)
-        models.append(from_hub(Hub(str(tmp_path)), TokenizerInfo(61, mask=60), length=16))
-    for weights in zip(*(model.parameters() for model in models), strict=True):
-        assert torch.equal(*weights)
-    assert torch.equal(models[0].head[60], models[0].head[:60].mean(0))
-
-
-def test_a_decoder_whose_context_is_too_short_is_refused(tmp_path):
-    LlamaForCausalLM(LlamaConfig(vocab_size=60, max_position_embeddings=64, **SHAPE)).save_pretrained(
-        tmp_path
-    )
-    with pytest.raises(ModelError, match=r"64 tokens.*Chunks\(64\)"):
-        from_hub(Hub(str(tmp_path)), TokenizerInfo(60, mask=59), length=128)

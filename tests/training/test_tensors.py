@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from biphase.errors import StoreError
 from biphase.training.tensors import RowRange, Tensors, join_parts, write_part, write_whole
@@ -54,11 +54,6 @@ def test_a_file_is_one_that_others_read_and_its_entry_is_true(tmp_path):
     content = (tmp_path / "model.safetensors").read_bytes()
     assert entry == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
     assert same(load_file(tmp_path / "model.safetensors"), WEIGHTS)
-    assert same(whole(tmp_path), WEIGHTS)
-
-
-def test_what_others_wrote_is_read_too(tmp_path):
-    save_file(WEIGHTS, tmp_path / "model.safetensors")
     assert same(whole(tmp_path), WEIGHTS)
 
 
@@ -112,9 +107,3 @@ def test_an_index_that_lies_is_refused(tmp_path, change, said):
     (tmp_path / "model-1-of-2.json").write_text(json.dumps(index))
     with pytest.raises(StoreError, match=said):
         whole(tmp_path)
-
-
-def test_nothing_is_written_over(tmp_path):
-    (tmp_path / "model.safetensors").touch()
-    with pytest.raises(FileExistsError):
-        write_whole(tmp_path / "model.safetensors", {})

@@ -31,12 +31,13 @@ corpus = Corpus("random", "text.jsonl", Pretrained("./tokenizer"), heldout="held
 run = Pretrain(
     "job", SIZES[{size!r}], corpus, Stage({objective}, {steps}), WSD(1e-4, warmup=0, decay={decay}),
     batch_tokens={tokens}, packing={packing}, precision={precision!r},
-    heldout_every={steps}, heldout_tokens={heldout},
+    heldout_every={every}, heldout_tokens={heldout},
 )
 study = Study("job", run)
 """
 DOCUMENT = 700  # tokens
-HELDOUT = 4  # steps of tokens
+# Steps of tokens. They are measured in the middle of a job too, because kernels are loaded when they are first used.
+HELDOUT = 4
 
 
 def measure_job(case: JobCase) -> Timing:
@@ -80,7 +81,7 @@ def _write_study(folder: Path, case: JobCase) -> None:
     )
     study = STUDY.format(
         size=case.size, objective=objective_of(case), steps=case.steps, decay=case.steps // 2, tokens=step,
-        packing=packing, precision=case.precision, heldout=HELDOUT * step,
+        packing=packing, precision=case.precision, every=max(1, case.steps // 4), heldout=HELDOUT * step,
     )  # fmt: skip
     (folder / "study.py").write_text(study)
 

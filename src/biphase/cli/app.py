@@ -161,6 +161,8 @@ def planned(
     loaded = load(path)
     store = store_at(store_folder) if reads else Store.open(store_folder)
     store.verify = verify and "RANK" not in os.environ
+    if ask:  # workers that start at once share what they hash, through the store
+        store.root.mkdir(parents=True, exist_ok=True)
     fingerprints = identities(store)
     study = pinned(loaded.study, store, ask=ask)
     return make_plan(study, fingerprints, loaded.question), store, fingerprints

@@ -32,7 +32,7 @@ Data = Annotated[Path | None, Option(help="folder with local copies of known tas
 @app.command()
 def adapt(
     model: Model,
-    corpus: str = Option("", help="corpus by name, or a file or folder of text, jsonl or parquet"),
+    corpus: str = Option("", help="corpus by name, or a file or folder of text, jsonl, csv or parquet"),
     steps: int = Option(1_000, min=0, help="optimizer steps; 0: none, with --pairs"),
     store_folder: StoreFolder = DEFAULT_STORE,
     objective: str = Option("mlm", help="mlm, or mntp: predict each masked token one position before"),

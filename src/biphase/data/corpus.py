@@ -11,13 +11,15 @@ Content (`fingerprints`). The hash of a corpus's content is the part of every ke
   (`biphase tokenize NAME --from FOLDER`), the store holds a link, and the content of that folder is hashed instead, so
   that a sample cannot pass for the whole corpus.
 - A local or built-in corpus is identified by the names and bytes of its files. Hashes are cached by path, size, change
-  times and inode, so that planning again reads nothing; tokenizing, which reads the files anyway, hashes them again.
+  times and inode, so that planning again reads nothing. Tokenizing hashes again what was not hashed within a day.
 - On a machine without the raw text, the fingerprints recorded in published shards are used, so that keys stay the same.
 
 Documents (`blocks`, `parse`), in a fixed order:
 
     txt              one file is one document
     jsonl(.gz|.zst)  one line is one document, its text in the field that the corpus names
+    csv, tsv         one row is one document, its text in the column that the corpus names, which the first row has;
+                     separators and quotes as `separated` says; also .gz and .zst
     parquet          one row is one document, its text in the column that the corpus names
 
 Errors at once: an unreadable file, an unknown file type, a missing column, no files, no documents. Skipped and counted,
@@ -33,17 +35,23 @@ Planning imports this module, so it imports pyarrow and huggingface_hub only whe
 from __future__ import annotations
 
 import contextlib
+import csv
 import hashlib
 import json
+import os
 import shlex
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from biphase import keys
 from biphase.errors import DataError, StoreError, nearest, one_line
+from biphase.leases import Lease, Leases
 from biphase.metadata import read_card
 from biphase.presets import CORPORA
 from biphase.records import content_key, encode
@@ -51,7 +59,8 @@ from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store, read_checked, sha256, stamp, with_checksum, write_json
 
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
-SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
+SEPARATED = tuple(f".{kind}{packed}" for kind in ("csv", "tsv") for packed in ("", ".gz", ".zst"))
+SUFFIXES = (".txt", ".jsonl", ".jsonl.gz", ".jsonl.zst", *SEPARATED, ".parquet")
 _BUILTIN = "builtin:"
 
 
@@ -311,6 +320,12 @@ def _is_hidden(name: str) -> bool:
 # ---------------------------------------------------------------- content
 
 
+READERS = min(8, os.cpu_count() or 1)  # files hashed in parallel
+BATCH_BYTES = 2**30  # of files that one worker hashes for all
+SMALL_BYTES = 2**26  # less is hashed faster than a lease is taken
+LARGE_BYTES = 2**24  # of a file that is not hashed again within a day
+DAY = 24 * 3600.0
+WAIT_SECONDS = 1.0  # between two looks at what another worker hashes
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
@@ -361,10 +376,8 @@ def tokenizer_fingerprint(corpus: Corpus, corpus_fp: str, store: Store, *, again
         paths = tokenizer_files(tokenizer)
     except Absent as absent:
         return _recorded(corpus, store, "tokenizer_fingerprint", absent)
-    cache = HashMemory(store, again=again)
-    hashes = [[name, cache.sha256(path)] for name, path in paths.items()]
-    cache.save()
-    return content_key({"tokenizer_files": hashes})
+    hashes = HashMemory(store, again=again).hashes(list(paths.values()))
+    return content_key({"tokenizer_files": [list(pair) for pair in zip(paths, hashes, strict=True)]})
 
 
 def tokenizer_files(tokenizer: Pretrained) -> dict[str, Path]:
@@ -410,34 +423,38 @@ def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
 
 
 def _content(files: Files, store: Store, *, again: bool = False) -> str:
-    cache = HashMemory(store, again=again)
-    hashes = {
-        part: sorted([file.name, cache.sha256(file.path)] for file in group)
-        for part, group in files._asdict().items()
-    }
-    cache.save()
-    return content_key(hashes)
+    every = [file.path for group in files for file in group]
+    hashes = iter(HashMemory(store, again=again).hashes(every, at_once=READERS))
+    return content_key(
+        {part: sorted([file.name, next(hashes)] for file in group) for part, group in files._asdict().items()}
+    )
 
 
 class HashMemory:
-    """A cache of file hashes by path, size, change times and inode. Losing it costs only time.
+    """A cache of file hashes by path, size, change times and inode, shared by all workers of a store.
 
-    With `again`, only hashes that this process has computed itself are used.
+    Losing it costs only time. Of the workers that need the hashes of the same files, one hashes each batch of
+    BATCH_BYTES under a lease and the others take its result: a corpus of 400 GB is read once and not once a worker.
+    With `again`, a hash counts only if this process has computed it, or if the file is larger than LARGE_BYTES and a
+    worker has hashed it within a day.
     """
 
     def __init__(self, store: Store, *, again: bool = False) -> None:
         self.path = store.root / "corpora" / "cache.json"
-        self.hashed, self.again = store.hashed, again or store.verify
-        self.entries: dict[str, Any] = {}  # of each path, its stamp and its hash
-        self.changed = False
+        self.leases = Leases(store.leases)
+        self.hashed, self.again, self.verify = store.hashed, again or store.verify, store.verify
+        self.entries: dict[str, Any] = {}  # of each file, its stamp, its hash, and when its content was read
+        self.changed: dict[str, Any] = {}  # those that are not saved yet
+        self._reload()
+
+    def _reload(self) -> None:
         with contextlib.suppress(StoreError):  # checked, since a corrupt hash would change keys
-            self.entries = read_checked(self.path)
+            self.entries = read_checked(self.path) | self.changed
 
     def sha256(self, path: Path) -> str:
         try:
-            before, real = stamp(path), str(path.resolve())
-            known, digest = self.entries.get(real, (None, ""))
-            if known == before and not (self.again and self.hashed.get(real) != before):
+            before = stamp(path)
+            if digest := self._known(path, before):
                 return digest
             digest = sha256(path)
             after = stamp(path)
@@ -445,20 +462,101 @@ class HashMemory:
             raise DataError(f"{path} cannot be read ({wrong.strerror}); check its permissions") from None
         if after != before:
             raise DataError(f"{path} is being written; type the command again when it is whole")
-        self.hashed[real] = before
-        self.remember(path, digest)
+        self.hashed[str(path.resolve())] = before
+        self.remember(path, digest, at=time.time())
         return digest
 
-    def remember(self, path: Path, digest: str) -> None:
-        """Cache a file's hash for as long as its stamp does not change."""
-        self.entries[str(path.resolve())] = [stamp(path), digest]
-        self.changed = True
+    def hashes(self, paths: Sequence[Path], *, at_once: int = 1) -> list[str]:
+        """Return the hashes of files, and save those that were not known; `at_once` is the number of threads."""
+        shared = self.path.parents[1].is_dir() and not self.verify
+        batches = list(_batches(paths)) if shared else []
+        while batches := [batch for batch in batches if self._unknown(batch) > SMALL_BYTES]:
+            began = len(batches)
+            for batch in list(batches):
+                lease = self._lease(f"hashes-{content_key([str(path.resolve()) for path in batch])}")
+                if lease is None:  # another worker hashes it
+                    continue
+                with lease:
+                    self._reload()  # its last holder may have just ended
+                    self._hash(batch, at_once)
+                    self.save()
+                batches.remove(batch)
+            if len(batches) == began:
+                time.sleep(WAIT_SECONDS)
+            self._reload()
+        digests = self._hash(paths, at_once)
+        self.save()
+        return digests
+
+    def _hash(self, paths: Sequence[Path], at_once: int) -> list[str]:
+        with ThreadPoolExecutor(at_once) as pool:  # hashlib releases the GIL
+            return list(pool.map(self.sha256, paths))
+
+    def _known(self, path: Path, now: list[int]) -> str:
+        """Return the remembered hash of a file with the stamp `now`, or "" if its content must be read."""
+        real = str(path.resolve())
+        known, digest, *at = self.entries.get(_entry(real, now), (None, ""))
+        if known != now:
+            return ""
+        fresh = now[0] > LARGE_BYTES and bool(at) and 0 <= time.time() - at[0] < DAY and not self.verify
+        return digest if not self.again or fresh or self.hashed.get(real) == now else ""
+
+    def _unknown(self, paths: Sequence[Path]) -> int:
+        """Return how many bytes of files are to be hashed; unreadable ones are reported when that is tried."""
+        size = 0
+        for path in paths:
+            with contextlib.suppress(OSError):
+                now = stamp(path)
+                size += 0 if self._known(path, now) else now[0]
+        return size
+
+    def remember(self, path: Path, digest: str, *, at: float = 0.0) -> None:
+        """Cache a file's hash for as long as its stamp does not change; `at`: when its content was read, if it was."""
+        now = stamp(path)
+        name = _entry(str(path.resolve()), now)
+        self.entries[name] = self.changed[name] = [now, digest, at]
 
     def save(self) -> None:
-        if self.changed and self.path.parents[1].is_dir():  # planning must not create a store
-            with contextlib.suppress(OSError):  # planning also works on a read-only store
-                self.path.parent.mkdir(parents=True, exist_ok=True)
+        """Add the new hashes to those that other processes have saved meanwhile."""
+        if not self.changed or not self.path.parents[1].is_dir():  # planning must not create a store
+            return
+        with contextlib.suppress(OSError):  # planning also works on a read-only store
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            until = time.monotonic() + WAIT_SECONDS * 20
+            while (lease := self.leases.take("hashes")) is None and time.monotonic() < until:
+                time.sleep(WAIT_SECONDS / 20)
+            try:
+                self._reload()
                 write_json(self.path, with_checksum(self.entries))
+                self.changed = {}
+            finally:
+                if lease:
+                    lease.release()
+
+    def _lease(self, key: str) -> Lease | contextlib.AbstractContextManager[None] | None:
+        try:
+            return self.leases.take(key)
+        except OSError:  # a read-only store: nobody can share anything there
+            return contextlib.nullcontext()
+
+
+def _entry(real: str, now: list[int]) -> str:
+    """Name a file in the cache: copies at one path on several machines differ in their inodes."""
+    return f"{now[3]}:{real}"
+
+
+def _batches(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield the files in groups of BATCH_BYTES or one file, the same in every process."""
+    batch: list[Path] = []
+    size = 0
+    for path in paths:
+        with contextlib.suppress(OSError):
+            batch.append(path)
+            size += path.stat().st_size
+        if size >= BATCH_BYTES:
+            yield batch
+            batch, size = [], 0
+    yield batch
 
 
 def _recorded(corpus: Corpus, store: Store, field: str, absent: Absent) -> str:
@@ -567,6 +665,8 @@ def blocks(
             with file.open() as raw:
                 if file.name.lower().endswith(".parquet"):
                     chunks = _parquet(corpus, file, raw, first)
+                elif file.name.lower().endswith(SEPARATED):
+                    chunks = _separated(corpus, file, raw, first)
                 else:
                     chunks = _lines(file, raw, first)
                 chunk = next(chunks, (first, []))  # a file without records is one empty block
@@ -589,12 +689,7 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Record
     if file.name.lower().endswith(".txt"):
         yield 0, [raw.read().removeprefix(_BOM)]
         return
-    codec = _CODECS.get(Path(file.name.lower()).suffix)
-    stream: Any = raw
-    if codec:
-        import pyarrow
-
-        stream = pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), codec)
+    stream = _unpacked(file, raw)
     number, rest = 0, [stream.read(BLOCK_BYTES).removeprefix(_BOM)]
     while rest[-1]:
         cut = rest[-1].rfind(b"\n") + 1
@@ -612,6 +707,79 @@ def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Record
         yield number, last
 
 
+def _unpacked(file: File, raw: IO[bytes]) -> Any:
+    codec = _CODECS.get(Path(file.name.lower()).suffix)
+    if not codec:
+        return raw
+    import pyarrow
+
+    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), codec)
+
+
+def separated(stream: Iterator[str], *, tsv: bool) -> Any:
+    """Return a csv reader of a file's lines.
+
+    A tsv has tabs and no quotes, since stray ones are common. A csv has the usual quotes, and of `,;\t|` the separator
+    that gives its header the most columns.
+    """
+    csv.field_size_limit(2**31 - 1)  # documents are longer than the default limit of 128 KiB
+    if tsv:
+        return csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+    begin: list[str] = []
+    for line in stream:
+        begin.append(line)
+        if line.strip():
+            break
+
+    def columns(separator: str) -> int:
+        try:
+            return len(next(csv.reader(begin[-1:], delimiter=separator, strict=True), ()))
+        except csv.Error:
+            return 0
+
+    separator = max(",;\t|", key=columns)  # the first of equals
+    return csv.reader(chain(begin, stream), delimiter=separator, strict=True)
+
+
+def _text_lines(stream: Any) -> Iterator[str]:
+    """Yield lines of text; invalid UTF-8 is passed through, so that `parse` detects it per record."""
+    rest = stream.read(len(_BOM)).removeprefix(_BOM)
+    for chunk in chain(
+        iter(lambda: stream.read(BLOCK_BYTES), b""), [b"\n"]
+    ):  # the last line may lack its newline
+        *lines, rest = (rest + chunk).split(b"\n")
+        yield from ((line + b"\n").decode(errors="surrogateescape") for line in lines)
+
+
+def _separated(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
+    """Yield rows of the text column of a csv or tsv file as bytes; cells may hold line breaks, blank lines are no rows."""
+    stream = _unpacked(file, raw)  # freed with this frame: pyarrow's closes `raw`
+    rows = filter(
+        None, separated(_text_lines(stream), tsv=".tsv" in PurePosixPath(file.name.lower()).suffixes)
+    )
+    if not (header := next(rows, None)):
+        return
+    column = _column(corpus, file, header)
+    held: list[bytes | None] = []
+    size, start = 0, first
+    for number, row in enumerate(islice(rows, first, None), first + 1):
+        held.append(row[column].encode(errors="surrogateescape") if column < len(row) else None)
+        size += len(held[-1] or b"")
+        if size >= BLOCK_BYTES:
+            yield start, held
+            held, size, start = [], 0, number
+    if held:
+        yield start, held
+
+
+def _column(corpus: Corpus, file: File, names: list[str]) -> int:
+    """Return which column holds the text; raise DataError if none has the name that the corpus gives."""
+    if corpus.text not in names:
+        hint = nearest(corpus.text, names)
+        raise _refusal(corpus, f"{file.name} has no column {corpus.text!r}; {hint}")
+    return names.index(corpus.text)
+
+
 def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
     """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
     import pyarrow
@@ -619,9 +787,7 @@ def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator
 
     table = parquet.ParquetFile(raw)
     schema = table.schema_arrow
-    if corpus.text not in schema.names:
-        hint = nearest(corpus.text, schema.names)
-        raise _refusal(corpus, f"{file.name} has no column {corpus.text!r}; {hint}")
+    _column(corpus, file, schema.names)
     kind = schema.field(corpus.text).type
     if not (types.is_string(kind) or types.is_large_string(kind)):
         why = f"column {corpus.text!r} of {file.name} is {kind}, not text"

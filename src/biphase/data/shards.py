@@ -22,12 +22,11 @@ from typing import IO, Any
 import numpy as np
 
 from biphase import store
-from biphase.data.corpus import HashMemory
+from biphase.data.corpus import READERS, HashMemory
 from biphase.errors import DataError, StoreError
 from biphase.metadata import read_card
 
 SHARD_TOKENS = 2**26
-READERS = 8  # files hashed in parallel
 
 
 def dtype_for(vocab: int) -> np.dtype:
@@ -118,8 +117,8 @@ class Shards:
 
     def check_tokens(self, memory: HashMemory) -> None:
         """Raise StoreError if a file has changed; hashes cached in `memory` are not computed again."""
-        store.verify(self.folder, at_once=min(READERS, os.cpu_count() or 1), hashed=memory.sha256)
-        memory.save()
+        memory.hashes(sorted(self.folder.glob("*.bin")), at_once=READERS)
+        store.verify(self.folder, hashed=memory.sha256)
 
     @classmethod
     def open(cls, folder: Path, *, verify: bool = False) -> Shards:

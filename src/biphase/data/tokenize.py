@@ -92,7 +92,12 @@ def tokenize(
             work = _Tokenization(corpus, store, hashes, attempt, report, processes, shard_tokens)
             work.run()
             attempt.check_ours()
-            publish(attempt.build, folder, work.splits.train.entries | work.splits.heldout.entries)
+            entries = work.splits.train.entries | work.splits.heldout.entries
+            if publish(attempt.build, folder, entries):
+                memory = corpora.HashMemory(store)
+                for name, entry in entries.items():  # hashed while they were written
+                    memory.remember(folder / name, entry["sha256"])
+                memory.save()
         except Exception as wrong:
             if not attempt.taken_over:
                 raise

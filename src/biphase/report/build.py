@@ -21,7 +21,7 @@ from typing import Any
 
 from biphase.errors import SpecError
 from biphase.report.content import Content, collect
-from biphase.report.figures import draw
+from biphase.report.figures.vega import draw
 from biphase.report.page.render import markdown, render, verdict_counts
 from biphase.report.tables import Board, Cell
 from biphase.report.verdicts import Finding

@@ -13,8 +13,10 @@ from biphase.report import tables
 from biphase.report.contrasts import Paper
 from biphase.report.estimates import Estimates, edges, estimate
 from biphase.report.evidence import Evidence, Resamples, gather
-from biphase.report.figures import Figure, figures
-from biphase.report.figures.crossings import crossings_table, gaps
+from biphase.report.figures.crossings import Gap, crossings_figure, gaps
+from biphase.report.figures.description import Figure
+from biphase.report.figures.scores import FIGURES
+from biphase.report.figures.training import losses_figure, repetition_figure
 from biphase.report.headline import Headline, headline
 from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
 from biphase.report.verdicts import Finding, judge
@@ -114,13 +116,13 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     draws = Resamples(evidence)
     estimates = estimate(evidence, draws)
     findings = tuple(judge(evidence, papers, draws))
-    found = runs(evidence)
+    found, overtaking = runs(evidence), gaps(evidence, estimates)
     return Content(
         evidence=evidence,
         papers=papers,
         estimates=estimates,
         findings=findings,
-        figures=tuple(figures(evidence, estimates, live=live)),
+        figures=figures(evidence, estimates, overtaking, live=live),
         runs=tuple(found),
         headline=headline(evidence, findings),
         missing=missing(evidence, found),
@@ -131,9 +133,22 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
             tables.scores(evidence, estimates),
             tables.families(evidence, estimates),
             tables.noise(evidence, estimates),
-            crossings_table(gaps(evidence, estimates)),
+            tables.crossings(overtaking),
             tables.claims(findings),
             tables.runs(found),
             tables.trial_table(evidence),
         ),
     )
+
+
+def figures(
+    evidence: Evidence, estimates: Estimates, overtaking: list[Gap], *, live: bool = False
+) -> tuple[Figure, ...]:
+    """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
+    described = [figure(evidence, estimates) for figure in FIGURES] if evidence.count[0] else []
+    described += [
+        crossings_figure(evidence, overtaking),
+        losses_figure(evidence, live=live),
+        repetition_figure(evidence, live=live),
+    ]
+    return tuple(figure for figure in described if figure is not None)

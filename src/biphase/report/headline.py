@@ -18,9 +18,8 @@ import numpy as np
 from biphase.report.contrasts import Contrast, MeanScore, Measure, Sum, mean
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.recipes import Model
-from biphase.report.statistics.best import best as comparison_with_best
 from biphase.report.statistics.intervals import Estimate, across, kept, of_scores
-from biphase.report.statistics.moderated import Cells
+from biphase.report.statistics.moderated import Cells, contenders
 from biphase.report.verdicts import VERDICTS, Finding
 from biphase.specs.tasks import Family, family_name
 from biphase.text import collapse, counted, fixed, interval, listed, no_interval, percent, short
@@ -125,14 +124,14 @@ def _answer(evidence: Evidence) -> tuple[str, str, tuple[Lead, ...]]:
     if trained:
         tokens = short(recipe.tokens)
         subject = f"At equal steps ({recipe.size}, {recipe.steps:,} steps, {tokens} tokens), {what}"
-    contenders = _contenders(measure, group)
-    if contenders == [best]:
+    may_be_best = _contenders(measure, group)
+    if may_be_best == [best]:
         return f"{subject} scores best of {several}: {value}.", what, tuple(leads)
-    names = listed([one.name for one in contenders])
-    answer = f"{len(contenders)} of {several} are not shown worse than the best: {names}."
-    if len(contenders) == len(group):
+    names = listed([one.name for one in may_be_best])
+    answer = f"{len(may_be_best)} of {several} are not shown worse than the best: {names}."
+    if len(may_be_best) == len(group):
         answer = f"None of {several} is shown worse than the best."
-    elif len(contenders) == 1:
+    elif len(may_be_best) == 1:
         answer = f"All of {several} but {names} are shown worse than the best."
     return f"{answer} {subject}, the best on validation, scores {value}.", what, tuple(leads)
 
@@ -144,12 +143,10 @@ def _contenders(measure: Measure, group: list[Model]) -> list[Model]:
     known = np.isfinite(table).all(axis=1) & (table[:, 1] > 0)
     if known.sum() < 2 or len(found) < len(group):
         return group
-    ones = np.ones(len(table))
-    cells = Cells(*table.T, n=ones, prior_variance=ones[0], prior_df=ones[0])
-    names = list(found)
     # One-sided, so 97.5% agrees with the two-sided 95% intervals of the leads.
-    contenders = {names[at] for at in comparison_with_best(cells, level=0.975).contenders}
-    return [model for model in group if model.name in contenders]
+    best = contenders(Cells(*table.T, n=np.ones(len(table))), level=0.975)
+    names = {name for at, name in enumerate(found) if at in best}
+    return [model for model in group if model.name in names]
 
 
 def over_families(evidence: Evidence, model: Model, families: Iterable[Family] = ()) -> Sum:

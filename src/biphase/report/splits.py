@@ -27,7 +27,6 @@ from biphase.report.evidence import Evidence, Floats
 from biphase.report.headline import over_families
 from biphase.report.recipes import Model, named, run_of
 from biphase.report.selectors import ComparableModels, comparable_models
-from biphase.report.statistics.best import best
 from biphase.report.statistics.curves import (
     FittedCurve,
     Located,
@@ -37,7 +36,7 @@ from biphase.report.statistics.curves import (
     optimum,
 )
 from biphase.report.statistics.intervals import Estimate
-from biphase.report.statistics.moderated import cells_of, padded
+from biphase.report.statistics.moderated import cells_of, contenders, padded
 from biphase.specs import CLM, Objective, Pretrain, Stage
 from biphase.study.plan import Plan, make_plan
 from biphase.study.prices import Bill, bill
@@ -254,7 +253,7 @@ def _contenders(answer: SplitCurve, table: Floats, tunings: list[Floats]) -> tup
     if not (cells.variance > 0).all():
         return ()
     cells = replace(cells, mean=table.mean(axis=0))
-    return tuple(answer.shares[index] for index in best(cells, LEVEL).contenders)
+    return tuple(answer.shares[index] for index in contenders(cells, LEVEL))
 
 
 @dataclass(frozen=True)
@@ -375,7 +374,7 @@ def proposals(
     another = _fresh_seed(evidence.plan) + 1
     seed_runs = [_new_run(templates, share, another) for share in answer.shares]
     costs, prices = _costs([*candidates, seed_runs], sweep, evidence, identities, device)
-    shrinkage = dict(next_point(answer.shares, shares, [1.0] * len(shares), answer.where))
+    shrinkage = next_point(answer.shares, shares, answer.where)
     splits = [
         Proposal(percent(share), answer.seeds, *cost, shrinks=shrinkage[share])
         for share, cost in zip(shares, costs[:-1], strict=True)

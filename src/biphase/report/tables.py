@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Baseline, Evidence, ScoreGrid
+from biphase.report.figures.crossings import Gap
 from biphase.report.provenance import RunSummary
 from biphase.report.recipes import Model
-from biphase.report.statistics.components import Decomposition
-from biphase.report.statistics.intervals import Estimate, of_scores
+from biphase.report.statistics.intervals import of_scores
 from biphase.report.verdicts import Finding
-from biphase.text import SCALE, beside, exponent, plain, rate
+from biphase.text import SCALE, beside, exponent, interval, plain, rate, signed
 
 DIGITS = 4
 # What a spreadsheet would take for a formula and is not a number.
@@ -166,19 +166,12 @@ def noise(evidence: Evidence, estimates: Estimates) -> Table:
                 continue
             counts = (parts.pretraining_seeds, parts.finetuning_seeds, parts.examples)
             deviations = (_percent(math.sqrt(component.single)) for component in parts.components)
-            covers, widest = widest_interval(parts, evidence.least_score(evidence.families[family]))
-            ends = (_percent(widest.low), _percent(widest.high)) if widest else ("", "")
-            rows.append((name, family, *map(str, counts), *deviations, covers, *ends))
+            over = ("", "", "")
+            if parts.widest:
+                widest = of_scores(parts.widest, evidence.least_score(evidence.families[family]))
+                over = (widest.covers, _percent(widest.low), _percent(widest.high))
+            rows.append((name, family, *map(str, counts), *deviations, *over))
     return Table("noise", NOISE, tuple(rows))
-
-
-def widest_interval(noise: Decomposition, least: float = 0.0) -> tuple[str, Estimate | None]:
-    """The interval that covers the most sources: all, or else fine-tuning seeds and test examples."""
-    for covers in ("all", "fine-tuning seeds and test examples"):
-        estimate = noise.intervals.get(covers)
-        if estimate is not None and math.isfinite(estimate.low):
-            return estimate.covers, of_scores(estimate, least)
-    return "", None
 
 
 def _score(score: Score) -> tuple[str, ...]:
@@ -209,6 +202,36 @@ def _rates(evidence: Evidence, model: Model, task: str) -> str:
     grids = [evidence.grids[result, task] for result in model.results]
     chosen = [(grid, grid.chosen.get(seed)) for grid in grids for seed in grid.seeds]
     return " ".join("none" if row is None else rate(grid.lrs[row]) for grid, row in chosen)
+
+
+CROSSING = (
+    "size", "family", "above", "below", "seeds", "covers", "gaps",
+    "tokens", "tokens_low", "tokens_high", "tokens_per_parameter", "steps", "says",
+)  # fmt: skip
+
+
+def crossings(every: list[Gap]) -> Table:
+    """A row for each size and family: the gap at each budget, and where it crosses 0."""
+    rows = []
+    for gap in every:
+        located, points, last = gap.located, gap.points, gap.pairs[-1][0].recipe
+        at, low, high = math.nan, math.nan, math.nan
+        if located:
+            at = math.exp(located.estimate)
+            if len(located.pieces) == 1:
+                low = math.nan if located.open_below else math.exp(located.pieces[0][0])
+                high = math.nan if located.open_above else math.exp(located.pieces[0][1])
+        text = [plain(one, 0) for one in (at, low, high)]
+        text += [plain(at / gap.blocks, 1) if gap.blocks else "", plain(at / last.tokens * last.steps, 0)]
+        shown = (
+            f"{masked.recipe.tokens}: {signed(one.mean)} {interval(one.low, one.high, sign=True)}"
+            for (masked, _), one in zip(gap.pairs, points, strict=True)
+        )
+        names = (gap.pairs[-1][0].name, gap.pairs[-1][1].name)
+        rows.append(
+            (f"{gap.size}{gap.suffix}", gap.family, *names, f"{len(gap.table)}", gap.covers, "; ".join(shown), *text, f"{gap}")
+        )  # fmt: skip
+    return Table("crossings", CROSSING, tuple(rows))
 
 
 CLAIM = ("claim", "says", "source", "verdict", "why", "p", "p_holm", "p_refuted", "scale")

@@ -9,7 +9,7 @@ makes itself, the mark for repeated data, and `judge`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from textwrap import wrap
 from typing import Any, Literal, get_args
@@ -20,14 +20,13 @@ from biphase.report.contrasts import (
     ClaimPart,
     Contrast,
     Measure,
-    Noise,
     Paper,
     Source,
     Statement,
     Supports,
     above,
 )
-from biphase.report.evidence import Evidence, Resamples
+from biphase.report.evidence import Evidence, Floats, Resamples
 from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published
 from biphase.report.selectors import Case, ComparableModels, comparable_models
@@ -573,6 +572,8 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
 
 
 SMALL = 100_000_000  # parameters in the blocks
+# Standard deviations of one score, in points: over fine-tuning seeds, and beside that over pretraining seeds.
+Spread = tuple[float, float]
 ENOUGH = 3  # degrees of freedom from which a measured standard deviation replaces the assumed one
 WIDTH, SAYS = 110, 44  # columns of the text, and of the claim
 
@@ -605,7 +606,7 @@ class Prospect:
     noise: str  # the source of the standard deviations
     needs: str  # why it will not be tested
     tests: tuple[Expected, ...]
-    assumed: dict[Family, float]  # the standard deviations used where none was measured
+    assumed: dict[Family, Spread]  # used where none was measured
 
 
 def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Paper] = ()) -> list[Prospect]:
@@ -615,13 +616,14 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
     tested = [any(max(_seeds_of(test, study)) > 1 for test in claim.tests) for claim in claims]
     looks = plan.study.looks
     level = (Looks(looks).level(looks[-1]) if looks else ALPHA) / max(1, sum(tested))
-    measured = _measured(evidence) if evidence else {}
-    # Standard deviation of one score over fine-tuning seeds, in points; small models are noisier.
+    measured = measured_spread(evidence) if evidence else {}
     shown = set(study.families).union(*(claim.statement.on for claim in claims))
-    assumed = {short: FAMILIES[short].assumed_sd[_small(plan)] for short in FAMILIES if short in shown}
+    assumed = {short: _assumed(short, small=_small(plan)) for short in FAMILIES if short in shown}
 
-    def sd_of(task: str) -> float:
-        return measured.get(task, assumed[study.tasks[task].family])
+    def spread_of(task: str) -> Spread:
+        tuning, pretraining = measured.get(task, (None, None))
+        usual = assumed[study.tasks[task].family]
+        return tuning or usual[0], usual[1] if pretraining is None else pretraining
 
     found = []
     for claim, will in zip(claims, tested, strict=True):
@@ -639,12 +641,18 @@ def prospects(plan: Plan, evidence: Evidence | None = None, papers: Sequence[Pap
                 noise=noise if will else "",
                 needs="" if will else lacks,
                 tests=tuple(
-                    _expected(test, study, level, sd_of, _effect(study, statement)) for test in tests
+                    _expected(test, study, level, spread_of, _effect(study, statement)) for test in tests
                 ),
                 assumed=assumed,
             )
         )
     return found
+
+
+def _assumed(family: Family, *, small: bool) -> Spread:
+    """What is assumed of a family. Where pretraining was not measured, it changes a score as fine-tuning does."""
+    tuning, pretraining = FAMILIES[family].assumed_sd[small], FAMILIES[family].pretraining_sd
+    return tuning, pretraining if small and pretraining is not None else tuning
 
 
 def _small(plan: Plan) -> bool:
@@ -658,20 +666,27 @@ def _seeds_of(test: Contrast, study: ComparableModels) -> tuple[int, int]:
     return min(len(model.seeds) for model in test.models), study.seeds(test.models)
 
 
-def _expected(test: Contrast, study: ComparableModels, level: float, noise: Noise, effect: float) -> Expected:
+def _expected(
+    test: Contrast, study: ComparableModels, level: float, spread_of: Callable[[str], Spread], effect: float
+) -> Expected:
     seeds = _seeds_of(test, study)
     if test.options:
-        options = [_expected(one, study, level / len(test.options), noise, effect) for one in test.options]
+        options = [
+            _expected(one, study, level / len(test.options), spread_of, effect) for one in test.options
+        ]
         easiest = min(options, key=lambda one: one.detectable)
         se, least = easiest.se, easiest.detectable
     else:
-        # With several pretraining seeds the values are means of their fine-tunings. Another pretraining seed is
-        # assumed to change a score as much as another fine-tuning seed does.
         pretrained, tuned = seeds
         several = any(len(model.seeds) > 1 for model in study.models.values())
-        widened, n = (1 + 1 / tuned, pretrained) if several else (1.0, tuned)
-        variance = test.quantity.variance(noise, lambda model: len(model.seeds) if several else tuned)
-        se = math.sqrt(variance * widened)
+
+        def noise(task: str) -> float:
+            """The sd of one value; with several pretraining seeds a value is the mean of a seed's fine-tunings."""
+            tuning, pretraining = spread_of(task)
+            return math.hypot(pretraining, tuning / math.sqrt(tuned)) if several else tuning
+
+        n = pretrained if several else tuned
+        se = math.sqrt(test.quantity.variance(noise, lambda model: len(model.seeds) if several else tuned))
         cells = len(study.models) * study.finetune.rates if study.finetune else 0
         df = n - 1 + min(LENT_DF, cells / 4) if n > 1 or several else 0.0
         least = detectable_by(se, df, 2 * level)
@@ -689,34 +704,51 @@ def _expected(test: Contrast, study: ComparableModels, level: float, noise: Nois
     )
 
 
-def _measured(evidence: Evidence) -> dict[str, float]:
-    """Task → standard deviation over fine-tuning seeds in points, pooled over all models, or over its family.
+def measured_spread(evidence: Evidence) -> dict[str, tuple[float, float | None]]:
+    """Task → its spread in this ledger, pooled over all models, or over its family too; None: it does not tell.
 
-    Tasks with fewer than `ENOUGH` degrees of freedom in both are left out.
+    Each of the two needs `ENOUGH` degrees of freedom. The variance over pretraining seeds is that of the means of a
+    seed's fine-tunings, less what fine-tuning contributes to them.
     """
-    pooled: dict[str, tuple[float, int]] = {}  # sum of squares, degrees of freedom
+    # Of each task: squares and degrees of freedom of fine-tunings; the same of the means of pretraining seeds, and the
+    # sum of 1 / fine-tunings, with which fine-tuning stands in the latter.
+    pooled: dict[str, Floats] = {}
+    # Random weights are noisier than what was trained on them, and no claim is about them.
+    models = [model for model in evidence.models.values() if model.recipe.spans] or evidence.models.values()
     for task in evidence.tasks:
-        rows = [
-            row[np.isfinite(row)]
-            for model in evidence.models.values()
-            for row in evidence.scores(model, task)
-        ]
-        squares = [float(np.square(100 * (row - row.mean())).sum()) for row in rows if row.size > 1]
-        pooled[task] = math.fsum(squares), sum(row.size - 1 for row in rows if row.size > 1)
+        sums = np.zeros(5)
+        for model in models:
+            seeds = [100 * row[np.isfinite(row)] for row in evidence.scores(model, task)]
+            seeds = [row for row in seeds if row.size > 1]
+            for row in seeds:
+                sums[:2] += np.square(row - row.mean()).sum(), row.size - 1
+            if len(seeds) > 1:
+                means, df = np.array([row.mean() for row in seeds]), len(seeds) - 1
+                sums[2:] += (
+                    np.square(means - means.mean()).sum(),
+                    df,
+                    df * np.mean([1 / row.size for row in seeds]),
+                )
+        pooled[task] = sums
     found = {}
     for family in evidence.families.values():
-        together = math.fsum(pooled[task][0] for task in family), sum(pooled[task][1] for task in family)
+        together = np.sum([pooled[task] for task in family], axis=0)
         for task in family:
-            enough = [
-                (squares, df) for squares, df in (pooled[task], together) if df >= ENOUGH and squares > 0
-            ]
-            if enough:
-                squares, df = enough[0]
-                found[task] = math.sqrt(squares / df)
+            tuning, pretraining = (
+                next(
+                    (sums for sums in (pooled[task], together) if sums[df] >= ENOUGH and sums[df - 1] > 0),
+                    None,
+                )
+                for df in (1, 3)
+            )
+            if tuning is None:
+                continue
+            variance = tuning[0] / tuning[1]
+            between = (
+                None if pretraining is None else (pretraining[2] - pretraining[4] * variance) / pretraining[3]
+            )
+            found[task] = math.sqrt(variance), None if between is None else math.sqrt(max(0.0, between))
     return found
-
-
-# ---------------------------------------------------------------- as text
 
 
 def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
@@ -736,7 +768,7 @@ def render(found: list[Prospect]) -> list[str]:
         lines = [
             f"{len(tested)} of {counted(len(found), 'claim')} will be tested; effects in points beyond any margin, "
             "found with 80% power",
-            f"  noise of scores: {_noise(tested)}",
+            *_wrapped(f"noise of scores: {_noise(tested)}"),
             *map(_line, tested),
         ]
         if any(test.weak for one in tested for test in one.tests):
@@ -745,8 +777,12 @@ def render(found: list[Prospect]) -> list[str]:
             )
     if untested := ", ".join(_abbreviated([one for one in found if not one.tested])):
         text = f"not tested: {untested}; the report says what each would need"
-        lines += wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
+        lines += _wrapped(text)
     return lines
+
+
+def _wrapped(text: str) -> list[str]:
+    return wrap(text, WIDTH, initial_indent="  ", subsequent_indent="    ")
 
 
 def _line(one: Prospect) -> str:
@@ -766,9 +802,14 @@ def _noise(tested: list[Prospect]) -> str:
     sources = {one.noise for one in tested}
     if sources == {"from this ledger"}:
         return "from this ledger"
-    assumed = ", ".join(f"{family} {sd:g}" for family, sd in tested[0].assumed.items())
+    several = any(test.seeds[0] > 1 for one in tested for test in one.tests)
+    assumed = ", ".join(
+        f"{family} {tuning:g}" + f" ({pretraining:g})" * several
+        for family, (tuning, pretraining) in tested[0].assumed.items()
+    )
     where = "where this ledger does not tell, " if sources != {"assumed"} else ""
-    return f"{where}assumed, an sd over seeds for each task of {assumed}"
+    over = " (over pretraining seeds)" if several else ""
+    return f"{where}assumed, an sd over seeds{over} for each task of {assumed}"
 
 
 def _abbreviated(claims: list[Prospect]) -> list[str]:

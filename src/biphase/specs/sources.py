@@ -141,7 +141,7 @@ class Pretrained:
 class Corpus:
     """Documents and the tokenizer for them.
 
-    `source` is a file or folder (txt, jsonl, jsonl.gz, jsonl.zst, parquet), or a hub dataset as
+    `source` is a file or folder (txt, jsonl, csv, tsv, parquet), or a hub dataset as
     `hf://owner/name@revision/glob`. Held out are the documents whose text hash is 0 modulo 1,000, or the files of
     `heldout`. An end token follows each document; with `bos`, a begin token precedes it.
     """

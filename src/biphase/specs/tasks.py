@@ -73,6 +73,9 @@ class Form:
     # for such a mean and √3 times as much for one task. It does not give the others: TC is assumed equal to SC, QA and
     # IR noisier (ReCoRD; 43 queries of MS MARCO).
     assumed_sd: ClassVar[tuple[float, float]]
+    # The same over pretraining seeds of a model below 100M parameters, beside the noise of fine-tuning; None: not
+    # measured. Pooled over 23 recipes of a 2M model with three seeds each, docs/results/crossing.
+    pretraining_sd: ClassVar[float | None] = None
     options: ClassVar[tuple[str, ...]] = ()  # of the command line, that describe own data of this family
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # of metrics that are not from 0 to 1
     # Metrics that are no mean over examples, but are computed from some numbers of each: the array that is stored for
@@ -129,6 +132,7 @@ class Classify(Form):
     metrics = ("accuracy", "macro_f1", "mcc")
     selects: ClassVar = {"paper": "accuracy", "standard": "accuracy"}
     assumed_sd = (0.2, 0.7)
+    pretraining_sd = 2.0
     options = ("--text", "--label", "--labels")
     ranges: ClassVar = {"mcc": (-1.0, 1.0)}
 
@@ -182,6 +186,7 @@ class Tag(Form):
     metrics = ("entity_f1", "sentence_f1")
     selects: ClassVar = {"paper": "sentence_f1", "standard": "entity_f1"}
     assumed_sd = (0.2, 0.45)
+    pretraining_sd = 0.2
     options = ("--label", "--labels")
     arrays: ClassVar = {"entity_f1": ("entity_counts", 3)}  # correct, predicted and true entities
 
@@ -259,6 +264,7 @@ class Answer(Form):
     metrics = ("f1", "exact_match", "token_f1")
     selects: ClassVar = {"paper": "token_f1", "standard": "f1"}
     assumed_sd = (0.85, 3.0)
+    pretraining_sd = 10.4
     options = ("--label",)
     windows = ("standard",)
     optional = ("id|_id|qid|query_id",)
@@ -345,6 +351,7 @@ class Retrieve(Form):
     metrics = ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10")
     selects: ClassVar = {"paper": "paper_ndcg@10", "standard": "ndcg@10"}
     assumed_sd = (0.5, 1.4)
+    pretraining_sd = 0.5
     options = ("--query",)
     zero_shot = True
 

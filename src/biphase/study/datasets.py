@@ -27,8 +27,18 @@ from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form, Numbering, columns_of
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
 from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
-from biphase.tasks.labels import are_places, in_order, is_number, named, values_of
-from biphase.tasks.load import DOCUMENT_ID, Examples, Pair, Search, load
+from biphase.tasks.load import (
+    DOCUMENT_ID,
+    Examples,
+    Pair,
+    Search,
+    are_places,
+    in_order,
+    is_number,
+    load,
+    named,
+    values_of,
+)
 from biphase.text import counted
 
 # File name patterns of splits: as a whole name, or at the end of others (eng.train, en_ewt-ud-train.iob2).

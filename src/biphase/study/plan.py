@@ -178,10 +178,8 @@ def _tokenizer_fingerprint(model: Hub, store: Store) -> str:
 
 
 def _content(files: list[Path], store: Store) -> str:
-    memory = HashMemory(store)
-    hashes = [[path.name, memory.sha256(path)] for path in files]
-    memory.save()
-    return content_key({"files": hashes})
+    hashes = HashMemory(store).hashes(files)
+    return content_key({"files": [[path.name, digest] for path, digest in zip(files, hashes, strict=True)]})
 
 
 # ---------------------------------------------------------------- plan

@@ -55,10 +55,11 @@ EFFICIENCY = 0.4  # share of a device's peak assumed where nothing was measured
 LONG = 24.0  # hours on a CPU above which a GPU is suggested
 DOUBTFUL = 0.15  # if a fit is off by more than this, other work probably ran during the measurement
 # Fixed costs, measured on an H200 and its host: docs/performance.md.
-JOB_SECONDS = 0.5  # from the last step of a training job to the first of the next, besides held-out losses
+# From the last step of a training job to the first of the next, besides forward passes over held-out text and saving.
+JOB_SECONDS = 0.3
 # Bytes per parameter, of weights and optimizer state in fp32; and how many are written and hashed a second.
 SAVED_BYTES = (12, 5e8)
-START_SECONDS = 18.0  # of a worker: imports, and kernels for its first step
+START_SECONDS = 12.0  # of a worker: imports, and kernels for its first step
 # Of a worker's first fine-tuning: imports, reading and tokenizing tasks, kernels, and lexical baselines, which only the
 # first worker of a store computes: an upper bound for the others.
 FIRST_TUNING_SECONDS = 40.0

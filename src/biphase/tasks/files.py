@@ -38,7 +38,6 @@ import io
 import json
 import re
 import shlex
-import sys
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -47,7 +46,7 @@ from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from biphase.data.corpus import ASSETS, Absent, HashMemory
+from biphase.data.corpus import ASSETS, Absent, HashMemory, separated
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
 from biphase.specs import Pairs, Task
@@ -198,10 +197,9 @@ def task_fingerprint(task: Task | Pairs, store: Store, *, again: bool = False) -
     memory = HashMemory(store, again=again)
     pinned = {part: place.address for part, place in _places(task).items() if isinstance(place, HubPlace)}
     local = {
-        part: [[path.name, memory.sha256(path)] for path in paths]
+        part: [[path.name, digest] for path, digest in zip(paths, memory.hashes(paths), strict=True)]
         for part, paths in local_files(task).items()
     }
-    memory.save()
     return content_key(pinned | local)
 
 
@@ -671,21 +669,7 @@ def _object(where: str, found: Any) -> dict[str, Any]:
 
 
 def _reader(path: Path, text: str) -> Any:
-    """Return a csv or tsv reader; the separator of a csv is the one that gives the header the most columns."""
-    # Documents are longer than the default limit of 128 KiB.
-    csv.field_size_limit(min(sys.maxsize, 2**31 - 1))
-    if kind_of(path.name)[0] == ".tsv":
-        return csv.reader(io.StringIO(text, newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
-    header = next((line for line in io.StringIO(text) if line.strip()), "")
-
-    def columns(separator: str) -> int:
-        try:
-            return len(next(csv.reader([header], delimiter=separator, strict=True), ()))
-        except csv.Error:
-            return 0
-
-    separator = max(",;\t|", key=columns)  # the first of equals
-    return csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
+    return separated(io.StringIO(text, newline=""), tsv=kind_of(path.name)[0] == ".tsv")
 
 
 def _separated_rows(where: str, path: Path, choose: Choose) -> Iterator[Row]:

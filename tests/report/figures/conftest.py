@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from biphase.papers.gisserot2025 import PAPER
+from biphase.report.content import figures
 from biphase.report.estimates import Estimates, estimate
 from biphase.report.evidence import Evidence
+from biphase.report.figures.crossings import gaps
 from biphase.report.figures.description import Figure, Series
 from biphase.report.recipes import Model
 from biphase.specs import Task
@@ -51,6 +53,22 @@ def paper(evidence_of, plan_of, tmp_path_factory: pytest.TempPathFactory) -> tup
     """The paper's study with every score there, and nothing of its pretraining."""
     evidence = evidence_of(plan_of("paper"), Store(tmp_path_factory.mktemp("paper")), paper_mean)
     return evidence, estimate(evidence)
+
+
+@pytest.fixture(scope="session")
+def figures_by_id() -> Callable[[Evidence], dict[str, Figure]]:
+    """The figures of evidence by id, in the order of the page."""
+
+    def made(evidence: Evidence) -> dict[str, Figure]:
+        estimates = estimate(evidence)
+        return {figure.id: figure for figure in figures(evidence, estimates, gaps(evidence, estimates))}
+
+    return made
+
+
+@pytest.fixture(scope="session")
+def by_id(paper: tuple[Evidence, Estimates], figures_by_id) -> dict[str, Figure]:
+    return figures_by_id(paper[0])
 
 
 @pytest.fixture(scope="session")

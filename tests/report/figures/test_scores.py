@@ -7,9 +7,6 @@ import pytest
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER as REFERENCE
-from biphase.papers.gisserot2025 import published
-from biphase.report.estimates import estimate
-from biphase.report.figures import figures
 from biphase.report.figures.description import PAPER, role_of
 from biphase.report.pretraining import cost
 from biphase.specs.tasks import FAMILIES
@@ -18,11 +15,6 @@ from biphase.store import Store
 SCORED = ["objectives", "ratio", "efficiency", "rates", "splits", "robustness", "continued", "crossings"]
 PANELS = [FAMILIES[family].name.capitalize() for family in REFERENCE.tasks]
 T4 = 2.7764451051977987  # Student's t for five seeds
-
-
-@pytest.fixture(scope="module")
-def by_id(paper):
-    return {figure.id: figure for figure in figures(*paper)}
 
 
 def points(series):
@@ -44,7 +36,7 @@ def test_objectives_by_size(by_id, drawn, paper):
     for family, panel in zip(REFERENCE.tasks, PANELS, strict=True):
         for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
             expected = {
-                x: published.Numbers().family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1
+                x: REFERENCE.published.family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1
                 for x, size in sizes.items()
             }
             assert points(drawn(figure, panel, name)) == pytest.approx(expected)
@@ -65,7 +57,7 @@ def test_marks_are_the_papers_table(by_id, drawn, paper):
     }.items():  # fmt: skip
         for family, panel in zip(REFERENCE.tasks, PANELS, strict=True):
             marks = drawn(by_id[id], panel, PAPER)
-            known = [published.Numbers().family_mean(models[name].recipe, family) for name in names]
+            known = [REFERENCE.published.family_mean(models[name].recipe, family) for name in names]
             assert sorted(marks.y) == sorted(known), (id, panel)
             assert marks.look.hollow
             assert marks.look.marker == "diamond"
@@ -148,10 +140,9 @@ GRID = Finetune((CATALOG["sst2"],), lrs=(1e-5, 5e-5), seeds=(0, 1, 2))
 
 
 @pytest.fixture
-def figures_of(evidence_of, planned, tmp_path):
+def figures_of(evidence_of, planned, figures_by_id, tmp_path):
     def of(runs, mean=lambda *_: 60.0, grid=GRID):
-        evidence = evidence_of(planned(Study("s", tuple(runs), grid)), Store(tmp_path), mean)
-        return {figure.id: figure for figure in figures(evidence, estimate(evidence))}
+        return figures_by_id(evidence_of(planned(Study("s", tuple(runs), grid)), Store(tmp_path), mean))
 
     return of
 
@@ -186,13 +177,15 @@ def test_missing_points_are_counted_and_not_drawn(run, figures_of):
     assert "missing" not in figures_of(runs)["ratio"].caption
 
 
-def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(run, planned, evidence_of, tmp_path):
+def test_a_seed_with_a_hole_is_left_out_and_its_point_says_so(
+    run, planned, evidence_of, figures_by_id, tmp_path
+):
     runs = [run("m20", Stage(MLM(0.2), 20)), run("m40", Stage(MLM(0.4), 20))]
     evidence = evidence_of(planned(Study("s", tuple(runs), GRID)), Store(tmp_path), lambda *_: 60.0)
     grid = evidence.grids["m20", "sst2"]
     for part in (grid.validation["accuracy"], grid.test["accuracy"], grid.seconds):
         part[0, 2] = np.nan  # one rate of the third seed
-    found = {figure.id: figure for figure in figures(evidence, estimate(evidence))}
+    found = figures_by_id(evidence)
     series = found["ratio"].panels[0].series[0]
     assert series.y == pytest.approx((59.75, 60.0))  # the two seeds that are whole
     assert "2 seeds" in series.hover[0]
@@ -262,13 +255,15 @@ def test_one_name_has_one_colour_and_one_hue_one_order_of_objectives(by_id, pape
                     assert {roles[name] for name in models} == {one.look.role}, (figure.id, one.name)
 
 
-def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(evidence_of, plan_of, tmp_path):
+def test_a_family_without_two_points_to_join_has_no_panel_and_is_named(
+    evidence_of, plan_of, figures_by_id, tmp_path
+):
     plan = plan_of("paper")
 
     def mean(model, task):
         return 60.0 if task.family == "SC" or model.recipe.final else None
 
     evidence = evidence_of(plan, Store(tmp_path), mean)
-    made = {one.id: one for one in figures(evidence, estimate(evidence))}["efficiency"]
+    made = figures_by_id(evidence)["efficiency"]
     assert [panel.title for panel in made.panels] == ["Sequence classification"]
     assert "retrieval" in made.caption

@@ -9,7 +9,6 @@ import time
 import pytest
 import vl_convert
 
-from biphase.report.figures import draw, figures, specification
 from biphase.report.figures.description import (
     PALETTES,
     Axis,
@@ -19,14 +18,9 @@ from biphase.report.figures.description import (
     Style,
     Vertical,
 )
-from biphase.report.figures.vega import SCREEN
+from biphase.report.figures.vega import SCREEN, draw, specification
 
 NAN = float("nan")
-
-
-@pytest.fixture(scope="module")
-def every(paper):
-    return {figure.id: figure for figure in figures(*paper)}
 
 
 def one_panel(*series, **fields):
@@ -67,8 +61,8 @@ def panels_of(spec):
 # ---------------------------------------------------------------- numbers
 
 
-def test_points_are_those_of_the_figure_in_every_view(every):
-    for figure in every.values():
+def test_points_are_those_of_the_figure_in_every_view(by_id):
+    for figure in by_id.values():
         spec = specification(figure)
         for number, panel in enumerate(figure.panels):
             for place, series in enumerate(panel.series):
@@ -91,8 +85,8 @@ def test_an_unknown_interval_is_null_and_others_keep_their_ends():
 # ---------------------------------------------------------------- legend and layout
 
 
-def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(every):
-    spec = specification(every["objectives"])
+def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(by_id):
+    spec = specification(by_id["objectives"])
     wide = panels_of(spec)
     signal(spec, "width")["value"] = 366
     narrow = panels_of(spec)
@@ -108,10 +102,10 @@ def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(every):
 # ---------------------------------------------------------------- colours and texts
 
 
-def test_every_colour_is_a_name_of_both_palettes(every):
+def test_every_colour_is_a_name_of_both_palettes(by_id):
     names = {
         name
-        for figure in every.values()
+        for figure in by_id.values()
         for text in expressions(specification(figure))
         for name in re.findall(r"palette\['([^']*)'\]", text)
     }
@@ -143,8 +137,8 @@ def test_texts_of_users_are_values_and_never_code(text):
 DRAW = """
 import sys
 from pathlib import Path
-from biphase.report.figures import draw
 from biphase.report.figures.description import Axis, Figure, Panel, Series, Style, Vertical
+from biphase.report.figures.vega import draw
 
 nan = float("nan")
 series = (
@@ -175,8 +169,8 @@ def test_print_has_the_same_bytes_in_two_processes_no_date_and_embedded_fonts(tm
     assert b"/Type3" not in pdf, "publishers refuse it"
 
 
-def test_a_figure_with_views_is_printed_once_for_each(every):
-    drawn = draw(every["efficiency"])
+def test_a_figure_with_views_is_printed_once_for_each(by_id):
+    drawn = draw(by_id["efficiency"])
     stems = ("efficiency", "efficiency-flops")
     assert [*drawn] == [f"{stem}.{form}" for stem in stems for form in ("svg", "pdf")]
     assert len({*drawn.values()}) == 4

@@ -45,22 +45,20 @@ def errors(looks, levels, studies, effect=0.0):
     return found.mean()
 
 
-@pytest.mark.parametrize("spending", ["late", "even"])
 @pytest.mark.parametrize("seeds", PLANS)
-def test_everything_is_spent_and_no_more(seeds, spending):
-    looks = Looks(seeds, spending)
+def test_everything_is_spent_and_no_more(seeds):
+    looks = Looks(seeds)
     levels = [looks.level(one) for one in seeds]
     assert sum(levels) == pytest.approx(0.05)
     assert min(levels) > 0
     assert errors(looks, levels, 20_000) < 0.05 + 3 * math.sqrt(0.05 / 20_000)
 
 
-def test_late_spending_is_that_of_the_literature():
+def test_spending_is_that_of_the_literature():
     looks = Looks((1 * 2, 2 * 2, 3 * 2, 4 * 2, 5 * 2), alpha=0.025)
     spent = [looks.spent(one) for one in looks.seeds]
     # Lan and DeMets 1983: five equal looks, one-sided 0.025
     assert spent == pytest.approx([0.00000, 0.00039, 0.00381, 0.01221, 0.02500], abs=2e-5)
-    assert [Looks((2, 4), "even").spent(one) for one in (2, 4)] == pytest.approx([0.03101, 0.05], abs=1e-5)
 
 
 @pytest.mark.parametrize("seeds", [(), (1, 3), (5, 3), (3, 3)])
@@ -74,24 +72,14 @@ def test_looks_that_make_no_sense_are_refused(seeds):
 @pytest.mark.campaign
 def test_boundaries():
     rows = []
-    for spending in ("late", "even"):
-        for seeds in PLANS:
-            looks = Looks(seeds, spending)
-            levels = [looks.level(one) for one in seeds]
-            usual, ours, never = (
-                errors(looks, some, 400_000) for some in (joint(looks), levels, [0.05] * len(seeds))
-            )
-            assert ours <= 0.0505
-            found = [errors(looks, some, 40_000, effect=1.0) for some in (joint(looks), levels)]
-            shares = map(percent, (never, usual, ours, *found))
-            rows.append((", ".join(map(str, seeds)), spending, *shares))
-    header = (
-        "looks",
-        "spending",
-        "5% each time",
-        "joint normal",
-        "used",
-        "power, joint normal",
-        "power, used",
-    )
+    for seeds in PLANS:
+        looks = Looks(seeds)
+        levels = [looks.level(one) for one in seeds]
+        usual, ours, never = (
+            errors(looks, some, 400_000) for some in (joint(looks), levels, [0.05] * len(seeds))
+        )
+        assert ours <= 0.0505
+        found = [errors(looks, some, 40_000, effect=1.0) for some in (joint(looks), levels)]
+        rows.append((", ".join(map(str, seeds)), *map(percent, (never, usual, ours, *found))))
+    header = ("looks", "5% each time", "joint normal", "used", "power, joint normal", "power, used")
     show(header, rows, error=0.8)

@@ -88,11 +88,11 @@ def levels(spending):
         return {10: 0.05}
     if spending == "each time":
         return dict.fromkeys(seeds, 0.05)
-    return {one: Looks(seeds, spending).level(one) for one in seeds}
+    return {one: Looks(seeds).level(one) for one in seeds}
 
 
 def test_looks_add_no_errors():
-    rates = look_repeatedly(LOOKS[1], levels("even"), 200)
+    rates = look_repeatedly(LOOKS[1], levels("declared"), 200)
     assert max(rates.false_reproduced, rates.false_refuted) < allowed(200)
 
 
@@ -100,7 +100,7 @@ def test_looks_add_no_errors():
 def test_looks():
     rows = []
     for scenario in LOOKS:
-        for spending in ("once", "late", "even", "each time"):
+        for spending in ("once", "declared", "each time"):
             rates = look_repeatedly(scenario, levels(spending), 1000)
             if spending != "each time":
                 assert max(rates.false_reproduced, rates.false_refuted) < allowed(1000)

@@ -37,16 +37,11 @@ from biphase.report.figures.description import (
 from biphase.report.recipes import Model, run_of
 from biphase.report.statistics.curves import Located, crossing, fit_each
 from biphase.report.statistics.intervals import Estimate, over_seeds
-from biphase.report.tables import Table
 from biphase.specs.tasks import FAMILIES
 from biphase.study.costs import shape_of
-from biphase.text import counted, interval, plain, short, signed
+from biphase.text import counted, interval, short, signed
 
 BUDGETS = 3  # that both objectives need; fewer do not show whether a line fits
-COLUMNS = (
-    "size", "family", "above", "below", "seeds", "covers", "gaps",
-    "tokens", "tokens_low", "tokens_high", "tokens_per_parameter", "steps", "says",
-)  # fmt: skip
 VIEWS = ("tokens per parameter", "tokens", "steps")
 
 
@@ -141,7 +136,7 @@ def _by_seed(scored: dict[tuple[Model, Model], list[Score]]) -> tuple[Floats, st
     return table, "pretraining seeds" if several else "fine-tuning seeds"
 
 
-# ---------------------------------------------------------------- figure and table
+# ---------------------------------------------------------------- figure
 
 
 def crossings_figure(evidence: Evidence, every: list[Gap]) -> Figure | None:
@@ -232,27 +227,3 @@ def _marks(values: list[tuple[Numbers, float]]) -> list[Series]:
     views = tuple(zip(*places, strict=True))
     hover = tuple(f"the paper: {signed(one)} points" for one in points)
     return [Series(PAPER, PAPER_LOOK, views[0], points, hover=hover, views=views)]
-
-
-def crossings_table(every: list[Gap]) -> Table:
-    """A row for each size and family: the gap at each budget, and where it crosses 0."""
-    rows = []
-    for gap in every:
-        located, points, last = gap.located, gap.points, gap.pairs[-1][0].recipe
-        at, low, high = math.nan, math.nan, math.nan
-        if located:
-            at = math.exp(located.estimate)
-            if len(located.pieces) == 1:
-                low = math.nan if located.open_below else math.exp(located.pieces[0][0])
-                high = math.nan if located.open_above else math.exp(located.pieces[0][1])
-        text = [plain(one, 0) for one in (at, low, high)]
-        text += [plain(at / gap.blocks, 1) if gap.blocks else "", plain(at / last.tokens * last.steps, 0)]
-        shown = (
-            f"{masked.recipe.tokens}: {signed(one.mean)} {interval(one.low, one.high, sign=True)}"
-            for (masked, _), one in zip(gap.pairs, points, strict=True)
-        )
-        names = (gap.pairs[-1][0].name, gap.pairs[-1][1].name)
-        rows.append(
-            (f"{gap.size}{gap.suffix}", gap.family, *names, f"{len(gap.table)}", gap.covers, "; ".join(shown), *text, f"{gap}")
-        )  # fmt: skip
-    return Table("crossings", COLUMNS, tuple(rows))

@@ -19,14 +19,14 @@ from typing import Any
 from markupsafe import Markup
 
 from biphase.report.content import Content, reading
-from biphase.report.figures import PALETTES, screen_height, script, specification
-from biphase.report.figures.description import PAPER
+from biphase.report.figures.description import PALETTES, PAPER
+from biphase.report.figures.vega import screen_height, script, specification
 from biphase.report.headline import Headline
 from biphase.report.pretraining import JobCost
 from biphase.report.provenance import RunSummary
 from biphase.report.statistics.components import SOURCES_OF_NOISE
-from biphase.report.statistics.intervals import Estimate
-from biphase.report.tables import Board, Cell, widest_interval
+from biphase.report.statistics.intervals import Estimate, of_scores
+from biphase.report.tables import Board, Cell
 from biphase.report.verdicts import ClaimPart, Finding
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.text import (
@@ -390,9 +390,9 @@ def cell_title(cell: Cell) -> str:
         notes.append(f"over test examples: {interval(100 * low, 100 * high)}")
     else:
         notes.append(f"no interval over test examples: {score.no_examples}")
-    covers, widest = widest_interval(score.noise) if score.noise else ("", None)
-    if widest:
-        notes.append(f"over {covers}: {interval(100 * widest.low, 100 * widest.high)}")
+    if score.noise and score.noise.widest:
+        widest = of_scores(score.noise.widest)
+        notes.append(f"over {widest.covers}: {interval(100 * widest.low, 100 * widest.high)}")
     if score.done < score.of:
         notes.append(f"{score.done} of {score.of} fine-tunings done")
     return "; ".join(notes)

@@ -5,7 +5,7 @@ scored on the same examples. The mean squares of the table of scores estimate th
 the cells over examples estimates what another test set would change, and how much of the apparent effect of seeds is
 due to this test set. Variances are estimated by the method of moments; a negative estimate is reported as 0.
 
-`decompose` returns the components and an interval for each choice of which sources are random.
+`decompose` returns the components, and the interval that covers the most sources.
 """
 
 from __future__ import annotations
@@ -41,35 +41,29 @@ Source = Literal[
     "seeds × test example",
 ]
 SOURCES_OF_NOISE: tuple[Source, ...] = get_args(Source)
-Random = Literal[
-    "fine-tuning seeds",
-    "pretraining seeds",
-    "test examples",
-    "fine-tuning seeds and test examples",
-    "pretraining and fine-tuning seeds",
-    "all",
-]
 
 
 @dataclass(frozen=True)
 class Component:
-    """One source of noise. NaN: it cannot be estimated, because there is one seed of its kind."""
+    """One source of noise."""
 
     source: Source
-    single: float  # its variance in the score of one fine-tuning on a test set of this size
-    mean: float  # its variance in the reported mean
+    single: (
+        float  # its variance in one score; NaN: it cannot be estimated, because there is one seed of its kind
+    )
 
 
 @dataclass(frozen=True)
 class Decomposition:
-    """A mean, its variance components, and its interval for each choice of random sources."""
+    """The variance components of a score, and the interval of its mean that covers the most of them."""
 
-    mean: float
     pretraining_seeds: int
     finetuning_seeds: int
     examples: int
     components: tuple[Component, ...]
-    intervals: dict[Random, Estimate]
+    widest: (
+        Estimate | None
+    )  # over all sources, or else fine-tuning seeds and test examples; None: neither is known
 
 
 @dataclass(frozen=True)
@@ -120,12 +114,11 @@ def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decompo
     table = scores[np.ix_(rows, columns)]
     squares = _squares(table, [one[np.ix_(rows, columns)] for one in cells])
     return Decomposition(
-        mean=float(table.mean()),
         pretraining_seeds=len(table),
         finetuning_seeds=table.shape[1],
         examples=sum(one.shape[2] for one in cells),
         components=_components(squares, *table.shape),
-        intervals=_intervals(squares, table, level),
+        widest=_widest(squares, table, level),
     )
 
 
@@ -232,43 +225,29 @@ def _components(squares: Squares, pretrained: int, tuned: int) -> tuple[Componen
         + cells * squares.rest
     )
 
-    def component(source: Source, mean: float, draws: int, *, known: bool) -> Component:
-        mean = max(0.0, mean) if known else math.nan
-        return Component(source, draws * mean, mean)
+    def component(source: Source, variance: float, *, known: bool = True) -> Component:
+        return Component(source, max(0.0, variance) if known else math.nan)
 
     return (
-        component("pretraining seed", pretraining, pretrained, known=pretrained > 1),
-        component("fine-tuning seed", finetuning, tuned, known=tuned > 1),
-        component("pretraining × fine-tuning seed", squares.seeds - squares.rest, cells, known=several),
-        component("test example", examples, 1, known=True),
-        Component("seeds × test example", *((mixed, squares.overlap) if cells > 1 else (math.nan, math.nan))),
+        component("pretraining seed", pretrained * pretraining, known=pretrained > 1),
+        component("fine-tuning seed", tuned * finetuning, known=tuned > 1),
+        component("pretraining × fine-tuning seed", cells * (squares.seeds - squares.rest), known=several),
+        component("test example", examples),
+        component("seeds × test example", mixed, known=cells > 1),
     )
 
 
-def _intervals(squares: Squares, table: Floats, level: float) -> dict[Random, Estimate]:
-    """The interval for each choice of random sources. A fixed source is averaged over."""
+def _widest(squares: Squares, table: Floats, level: float) -> Estimate | None:
+    """The interval over all sources, or else, with pretraining seeds averaged over, over the two others."""
     pretrained, tuned = table.shape
-    single = [name for name, n in (("pretraining seed", pretrained), ("fine-tuning seed", tuned)) if n == 1]
-    covers = f"not covered: there is one {' and one '.join(single)}"
-    none = Estimate(float(table.mean()), math.nan, table.size, math.nan, math.nan, math.nan, covers)
-    tuning = over_seeds(table.mean(axis=0), level) if tuned > 1 else none
-    seeds = none if single else across(table, level)
-    examples, se = sum(df + 1 for _, df in squares.examples), math.sqrt(squares.redrawn)
-    by_tuning = squares.finetuning, students(squares.finetuning, tuned - 1), squares.finetuning_examples
-    return {
-        "fine-tuning seeds": tuning,
-        "pretraining seeds": over_seeds(table.mean(axis=1), level, "pretraining seeds")
-        if pretrained > 1
-        else none,
-        "test examples": estimate(
-            none.mean, se * math.sqrt(examples), examples, se, squares.reach, "test examples", level
-        ),
-        "fine-tuning seeds and test examples": _and_examples(tuning, squares, by_tuning, level)
-        if tuned > 1
-        else none,
-        "pretraining and fine-tuning seeds": seeds,
-        "all": none if single else _and_examples(seeds, squares, (*crossed(table), squares.overlap), level),
-    }
+    choices = []
+    if pretrained > 1 and tuned > 1:
+        choices.append((across(table, level), (*crossed(table), squares.overlap)))
+    if tuned > 1:
+        by_tuning = squares.finetuning, students(squares.finetuning, tuned - 1), squares.finetuning_examples
+        choices.append((over_seeds(table.mean(axis=0), level), by_tuning))
+    found = (_and_examples(seeds, squares, by_seeds, level) for seeds, by_seeds in choices)
+    return next((one for one in found if math.isfinite(one.low)), None)
 
 
 def _and_examples(

@@ -83,9 +83,6 @@ class Located:
     def open_above(self) -> bool:
         return bool(self.pieces) and self.pieces[-1][1] >= self.region[1]
 
-    def __contains__(self, x: float) -> bool:
-        return any(low <= x <= high for low, high in self.pieces)
-
 
 # ---------------------------------------------------------------- fitting
 
@@ -206,13 +203,8 @@ def nearly_best(
     return _pieces(grid, (rise + half).max(axis=1) < loss)
 
 
-def next_point(
-    x: Sequence[float],
-    candidates: Sequence[float],
-    costs: Sequence[float],
-    where: Located,
-) -> list[tuple[float, float]]:
-    """(candidate, reduction of the optimum's standard error per cost, in percent), the most useful first.
+def next_point(x: Sequence[float], candidates: Sequence[float], where: Located) -> dict[float, float]:
+    """By how many percent each candidate would reduce the optimum's standard error.
 
     The standard error of a quadratic's optimum is that of its slope there over its curvature. Only the slope's depends
     on the points, so curvature and noise cancel. As the optimum is not known, it is averaged over where it may be.
@@ -228,11 +220,7 @@ def next_point(
         return float(np.sqrt(((directions @ covariance) * directions).sum(axis=-1)).mean())
 
     now = error(x)
-    gains = [
-        (float(one), 100 * (1 - error([*x, one]) / now) / cost)
-        for one, cost in zip(candidates, costs, strict=True)
-    ]
-    return sorted(gains, key=lambda gain: -gain[1])
+    return {float(one): 100 * (1 - error([*x, one]) / now) for one in candidates}
 
 
 def _pieces(grid: Floats, kept: NDArray[np.bool_]) -> tuple[tuple[float, float], ...]:

@@ -1,4 +1,4 @@
-"""Tests of contrasts with few seeds: variances that borrow from other cells, and claims of several parts.
+"""Tests of contrasts with few seeds: variances that borrow from other cells, the set of the best, claims of several parts.
 
 A cell is one model at one learning rate (or its score at the chosen rate), measured with n seeds. Two or three seeds
 hardly determine a variance, but a study has many cells of the same task, and their variances resemble each other. So
@@ -23,7 +23,6 @@ import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,23 +52,17 @@ class Cells:
     variance: Floats  # of one value, not of the mean
     df: Floats  # degrees of freedom of the variance
     n: Floats  # number of values
-    prior_variance: Floats  # (…): the typical variance of a cell
-    prior_df: Floats  # (…): how much cells resemble each other; small: they differ
 
 
-def seed_values(table: ArrayLike, *, several: bool | None = None) -> Floats:
+def seed_values(scores: Floats, *, several: bool) -> Floats:
     """The independent values of a table of (pretraining seeds, fine-tuning seeds).
 
-    With `several` pretraining seeds these are the means of their fine-tunings, one for each. With one, the values are
-    its fine-tunings, and whatever is said covers fine-tuning seeds only. None: as the table has it. Missing scores are
-    NaN and are left out.
+    With `several` pretraining seeds in a study these are the means of their fine-tunings, one for each. Otherwise the
+    values are the fine-tunings, and whatever is said covers fine-tuning seeds only. Missing scores are NaN and are left
+    out.
     """
-    scores = np.atleast_2d(np.asarray(table, dtype=np.float64))
     known = np.isfinite(scores)
-    some = known.any(axis=1)
-    if not (some.sum() > 1 if several is None else several):
-        return scores[known]
-    return np.nanmean(scores[some], axis=1) if some.any() else scores[known]
+    return np.nanmean(scores[known.any(axis=1)], axis=1) if several and known.any() else scores[known]
 
 
 def padded(rows: list[Floats]) -> Floats:
@@ -89,8 +82,8 @@ def cells_of(values: ArrayLike, others: ArrayLike | None = None) -> Cells:
     mean, n, variance = _moments(values)
     prior = None if others is None else _moments(others)
     fitted = None if prior is None else (prior[2], prior[1] - 1)
-    moderated, df, prior_variance, prior_df = moderate(variance, np.maximum(n - 1, 0.0), fitted)
-    return Cells(mean, np.where(n > 0, moderated, np.nan), df, n, prior_variance, prior_df)
+    moderated, df = moderate(variance, np.maximum(n - 1, 0.0), fitted)
+    return Cells(mean, np.where(n > 0, moderated, np.nan), df, n)
 
 
 def _moments(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
@@ -109,8 +102,8 @@ def _moments(values: ArrayLike) -> tuple[Floats, Floats, Floats]:
 
 def moderate(
     variance: ArrayLike, df: ArrayLike, others: tuple[ArrayLike, ArrayLike] | None = None
-) -> tuple[Floats, Floats, Floats, Floats]:
-    """Moderated variances and their degrees of freedom (…, cells), and the prior's variance and df (…).
+) -> tuple[Floats, Floats]:
+    """Moderated variances and their degrees of freedom (…, cells).
 
     `others`: variances and degrees of freedom to learn the prior from, if not from these. A cell without a variance
     gets the one that the others predict: NaN, for a single value; or 0, because equal values say nothing about noise
@@ -121,14 +114,8 @@ def moderate(
     rows = max(1, BLOCK // (own.shape[1] * PRIOR_DF.size * AROUND.size))
     blocks = [slice(at, at + rows) for at in range(0, len(own), rows)]
     parts = [_moderate(own[at], free[at], from_cells[at], from_free[at]) for at in blocks]
-    posterior, posterior_df, prior, prior_df = (np.concatenate(part) for part in zip(*parts, strict=True))
-    shape = np.shape(variance)
-    return (
-        posterior.reshape(shape),
-        posterior_df.reshape(shape),
-        prior.reshape(shape[:-1]),
-        prior_df.reshape(shape[:-1]),
-    )
+    posterior, posterior_df = (np.concatenate(part) for part in zip(*parts, strict=True))
+    return posterior.reshape(np.shape(variance)), posterior_df.reshape(np.shape(variance))
 
 
 def _flat(variance: ArrayLike, df: ArrayLike) -> tuple[Floats, Floats]:
@@ -139,7 +126,7 @@ def _flat(variance: ArrayLike, df: ArrayLike) -> tuple[Floats, Floats]:
     return np.where(own > 0, own, 0.0).reshape(flat), np.where(own > 0, free, 0.0).reshape(flat)
 
 
-def _moderate(own: Floats, free: Floats, others: Floats, others_free: Floats) -> tuple[Floats, ...]:
+def _moderate(own: Floats, free: Floats, others: Floats, others_free: Floats) -> tuple[Floats, Floats]:
     """As `moderate`, for arrays (studies, cells)."""
     from scipy.special import digamma, polygamma
 
@@ -158,15 +145,7 @@ def _moderate(own: Floats, free: Floats, others: Floats, others_free: Floats) ->
     spread = (shares * (np.square(logs - mean[..., None, None]) + polygamma(1, f / 2))).sum(axis=(-1, -2))
     df = 2 * trigamma_inverse(spread)
     variance = np.maximum(np.exp(mean + digamma(df / 2) - np.log(df / 2)), relative) * scale[:, None]
-    typical = np.exp((weight * np.log(prior)).sum(axis=(-1, -2))) * scale
-    resemblance = np.exp((weight.sum(axis=-1) * np.log(PRIOR_DF)).sum(axis=-1))
-    every = known[:, None]
-    return (
-        np.where(every, variance, np.nan),
-        np.where(every, df, np.nan),
-        np.where(known, typical, np.nan),
-        np.where(known, resemblance, np.nan),
-    )
+    return np.where(known[:, None], variance, np.nan), np.where(known[:, None], df, np.nan)
 
 
 def _priors(own: Floats, free: Floats) -> tuple[Floats, Floats]:
@@ -287,6 +266,55 @@ def as_estimate(test: ContrastTest, n: int, covers: str, level: float = 0.95) ->
     return Estimate(float(test.value), sd, n, float(test.low), float(test.high), p, covers, se, df)
 
 
+# ---------------------------------------------------------------- comparisons with the best
+
+
+NODES = 32  # of each quadrature
+
+
+def contenders(cells: Cells, level: float = 0.95) -> tuple[int, ...]:
+    """The cells of one task that are not shown worse than the best; at this level the best is among them.
+
+    Multiple comparisons with the best (Hsu 1984, 1996). Cells without mean or variance are left out.
+    """
+    mean, v = cells.mean, cells.variance / np.maximum(cells.n, 1)
+    known = np.flatnonzero(np.isfinite(mean) & (v > 0))
+    if known.size < 2:
+        raise ValueError("fewer than two models have a mean and a variance: there is nothing to compare")
+    df = float(cells.df[known].min())  # with unequal ones this is careful, as in `contrast_of`
+    found = []
+    for one in known:
+        others = known[known != one]
+        critical = dunnett(np.sqrt(v[one] / (v[one] + v[others])), df, level)
+        if np.min(mean[one] - mean[others] + critical * np.sqrt(v[one] + v[others])) > 0:
+            found.append(int(one))
+    return tuple(found)
+
+
+def dunnett(loadings: Floats, df: float, level: float = 0.95) -> float:
+    """The one-sided critical value of several comparisons with one control (Dunnett 1955).
+
+    The comparisons correlate by the products of their `loadings`: √(v / (v + v_j)) for a control of variance v.
+    """
+    from scipy.optimize import brentq
+    from scipy.special import chdtri, ndtr
+
+    points, weights = np.polynomial.hermite_e.hermegauss(NODES)
+    shares, share_weights = np.polynomial.legendre.leggauss(NODES)
+    scale = np.sqrt(chdtri(df, (1 - shares) / 2) / df)  # of the estimated standard errors
+    rest = np.sqrt(1 - np.square(loadings))
+
+    def missed(critical: float) -> float:
+        bounds = critical * scale[:, None, None] + points[:, None] * loadings
+        within = ndtr(bounds / rest).prod(axis=-1) @ weights / weights.sum()
+        return float(within @ share_weights / 2) - level
+
+    far = 2.0
+    while missed(far) < 0:
+        far *= 2
+    return float(brentq(missed, 0.0, far, xtol=1e-6))
+
+
 # ---------------------------------------------------------------- claims
 
 
@@ -350,19 +378,14 @@ def holm_distinct(
 # they are wrong up to 1.2 times as often as declared; the sum holds for any test, and for Holm's procedure over claims.
 
 
-Spending = Literal["late", "even"]
-
-
 @dataclass(frozen=True)
 class Looks:
     """Numbers of seeds at which a study is judged, the last one final.
 
-    `late` spends little before the end, as O'Brien and Fleming's boundaries; `even` spends about alike on every seed,
-    as Pocock's, for studies that hope to stop early.
+    Little is spent before the end, as by O'Brien and Fleming's boundaries.
     """
 
     seeds: tuple[int, ...]
-    spending: Spending = "late"
     alpha: float = 0.05  # one-sided
 
     def __post_init__(self) -> None:
@@ -383,8 +406,4 @@ class Looks:
         from scipy.special import ndtr, ndtri
 
         share = min(1.0, seeds / self.seeds[-1])
-        if not share:
-            return 0.0
-        if self.spending == "late":
-            return float(2 * ndtr(ndtri(self.alpha / 2) / math.sqrt(share)))
-        return self.alpha * math.log1p((math.e - 1) * share)
+        return float(2 * ndtr(ndtri(self.alpha / 2) / math.sqrt(share))) if share else 0.0

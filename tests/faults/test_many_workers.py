@@ -1,0 +1,101 @@
+"""Many workers on one store waste nothing: what one of them has computed or hashed, the others do not repeat."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from biphase.data import corpus as corpora
+from biphase.data.corpus import HashMemory
+from biphase.specs import BPE, Corpus
+from biphase.store import Store, read_checked, sha256, with_checksum, write_json
+
+
+def at_once(count: int, work: Callable[[int], None]) -> None:
+    """Run `work` in so many processes at the same time."""
+    context = multiprocessing.get_context("fork")
+    begin = context.Barrier(count)
+
+    def run(number: int) -> None:
+        begin.wait()
+        work(number)
+
+    processes = [context.Process(target=run, args=(number,)) for number in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+
+
+@pytest.fixture
+def store(tmp_path) -> Store:
+    made = Store(tmp_path / "store")
+    made.root.mkdir()
+    return made
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> list[Path]:
+    """Four large files, as far as the limits go, and a note of each time one is hashed."""
+    monkeypatch.setattr(corpora, "SMALL_BYTES", 1_000)
+    monkeypatch.setattr(corpora, "LARGE_BYTES", 1_000)
+    monkeypatch.setattr(corpora, "BATCH_BYTES", 8_000)
+    monkeypatch.setattr(corpora, "WAIT_SECONDS", 0.05)
+    (tmp_path / "text").mkdir()
+
+    def noted(path: Path) -> str:
+        with (tmp_path / "hashed").open("a") as notes:
+            notes.write(f"{path.name}\n")
+        time.sleep(0.1)
+        return sha256(path)
+
+    monkeypatch.setattr(corpora, "sha256", noted)
+    paths = [tmp_path / "text" / f"{number}.jsonl" for number in range(4)]
+    for number, path in enumerate(paths):
+        path.write_text("".join(json.dumps({"text": f"{number} {line}"}) + "\n" for line in range(300)))
+    return paths
+
+
+def hashed(files: list[Path]) -> list[str]:
+    notes = files[0].parents[1] / "hashed"
+    return sorted(notes.read_text().split()) if notes.exists() else []
+
+
+def test_workers_that_start_at_once_hash_a_corpus_once(files, store):
+    corpus = Corpus("text", str(files[0].parent), BPE(300))
+    at_once(6, lambda number: corpora.shards_key(corpus, store))
+    assert hashed(files) == [path.name for path in files]
+    corpora.fingerprints(corpus, store, again=True)  # as tokenizing does, in a later process
+    assert len(hashed(files)) == 4
+    cache = store.root / "corpora" / "cache.json"
+    older = {name: [*entry[:2], entry[2] - 2 * corpora.DAY] for name, entry in read_checked(cache).items()}
+    write_json(cache, with_checksum(older))
+    corpora.fingerprints(corpus, store)
+    assert len(hashed(files)) == 4
+    corpora.fingerprints(corpus, store, again=True)
+    assert len(hashed(files)) == 8, "a day later the content is read again"
+    store.verify = True
+    corpora.fingerprints(corpus, Store(store.root), again=True)
+    assert len(hashed(files)) == 8
+    store.hashed.clear()
+    corpora.fingerprints(corpus, store)
+    assert len(hashed(files)) == 12, "--verify trusts no one"
+
+
+def test_writers_of_the_hash_memory_keep_each_others_entries(tmp_path, store):
+    def write(number: int) -> None:
+        memory = HashMemory(store)
+        for each in range(10):
+            path = tmp_path / f"{number}-{each}"
+            path.write_text(path.name)
+            memory.hashes([path])
+
+    at_once(6, write)
+    names = {Path(name).name for name in HashMemory(store).entries}
+    assert names == {f"{number}-{each}" for number in range(6) for each in range(10)}

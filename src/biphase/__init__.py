@@ -1,18 +1,30 @@
 """biphase: pretrain text encoders with causal and masked objectives, and measure which is better."""
 
+import importlib
+
 from biphase import specs
 from biphase.catalog import CATALOG, PRESETS, TASKS
 from biphase.presets import CORPORA, LLAMA3, SIZES
 from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__
 
-__all__ = [*specs.__all__, "CATALOG", "CORPORA", "LLAMA3", "PRESETS", "SIZES", "TASKS", "__version__", "load"]  # noqa: F405
+# Imported when they are first used: `load` needs torch, and planning does not.
+_LATER = {"Workbench": "biphase.workbench", "load": "biphase.models.backbone"}
+
+__all__ = [
+    *specs.__all__,
+    *_LATER,
+    "CATALOG",
+    "CORPORA",
+    "LLAMA3",
+    "PRESETS",
+    "SIZES",
+    "TASKS",
+    "__version__",
+]
 
 
 def __getattr__(name: str) -> object:
-    """Import `load` when it is first used, because it needs torch and planning does not."""
-    if name != "load":
+    if name not in _LATER:
         raise AttributeError(f"module 'biphase' has no attribute {name!r}")
-    from biphase.models.backbone import load
-
-    return load
+    return getattr(importlib.import_module(_LATER[name]), name)

@@ -85,6 +85,10 @@ _CHECKPOINT: Shape = {
         "world?": positive,
         "shard?": text,
         "machine?": {"*": text},
+        "segments?": lambda value: (
+            isinstance(value, list)
+            and all(_fit(each, {"first_step": count, "machine": {"*": text}}) for each in value)
+        ),
     },
 }
 _LINE: Shape = {

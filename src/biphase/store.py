@@ -135,6 +135,11 @@ class Store:
             folder.rename(grave)
             shutil.rmtree(grave, ignore_errors=True)
 
+    def sweep_discarded(self) -> None:
+        """Delete what is left of results whose removal was interrupted."""
+        for grave in self.attempts.glob("discarded-*"):
+            shutil.rmtree(grave, ignore_errors=True)
+
 
 def publish(built: Path, folder: Path, hashed: dict[str, Any] | None = None) -> bool:
     """Hash the files of a finished folder `built`, write its manifest and rename it to `folder`.

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from biphase import CATALOG, CLM, MLM, WSD, Classify, Finetune, Retrieve, Stage, Study, Task, cli
+from biphase.specs.study import PAPERS
 from biphase.store import read_json
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +41,17 @@ def test_control_characters_of_a_study_or_a_path_are_escaped(tiny_run, study_fil
         assert r"\x1b]0;owned\x07 Do they?" in printed
         assert "\x1b" not in printed
     assert r"\x1b[2J.py" in verb("plan", tmp_path / "\x1b[2J.py")[2]
+
+
+def test_papers_lists_what_their_studies_cost(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    lines = biphase("papers", "--device", "h200").splitlines()
+    titles = [line for line in lines if line.endswith(" claims")]
+    assert [line.split(":")[0] for line in titles] == list(PAPERS)
+    (cost,) = [line for line in lines if "papers/dual_objective/gpu:" in line]
+    for part in ("10 runs", "min on h200", "GB of disk"):
+        assert part in cost
+    assert not list(tmp_path.iterdir())
 
 
 def test_run_shows_losses_and_writes_them_for_tensorboard(study, store):

@@ -1,4 +1,4 @@
-"""Every study file in studies/ plans, comes back from its plan.json, and prints; the paper's is complete."""
+"""Every study in studies/ and of the papers plans, comes back from its plan.json, and prints; the paper's is complete."""
 
 import json
 from pathlib import Path
@@ -10,23 +10,25 @@ from biphase.keys import Identities
 from biphase.papers import papers_of
 from biphase.presets import corpus_of
 from biphase.report import verdicts
+from biphase.specs.study import PAPERS
 from biphase.store import Store
 from biphase.study.describe import PAGE, Bill, plan_json, render
 from biphase.study.ledger import Count
-from biphase.study.load import load
+from biphase.study.load import load, studies_of
 from biphase.study.plan import Plan, make_plan, save_plan
 
 STUDIES = sorted(Path(__file__).parents[2].joinpath("studies").glob("*.py"))
+STUDIES += [Path(study) for paper in PAPERS for study in studies_of(paper)]
 DOCUMENT = Path(__file__).parents[2].joinpath("docs/paper-steps.md").read_text(encoding="utf-8")
 OUTSIDE = Identities(data=lambda run: corpus_of(run).name, hub=lambda hub: f"{hub.source}@{hub.revision}")
 
 
 def planned(name: str) -> Plan:
-    loaded = load(next(path for path in STUDIES if path.stem == name))
+    loaded = load(next(path for path in STUDIES if name in (path.stem, str(path))))
     return make_plan(loaded.study, OUTSIDE, loaded.question)
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
     loaded = load(path)
     assert loaded.question
@@ -38,14 +40,12 @@ def test_every_study_asks_a_question_plans_and_comes_back(path, tmp_path):
     assert make_plan(back.study, OUTSIDE, back.question).to_json() == plan.to_json()
 
 
-@pytest.mark.parametrize("path", STUDIES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", STUDIES, ids=lambda path: "-".join(path.parts[-2:]))
 def test_every_study_is_printed_on_the_page(path):
-    plan = planned(path.stem)
+    plan = planned(str(path))
     claims = verdicts.render(verdicts.prospects(plan, None, papers_of(plan.study)))
     bill = Bill("h200", 0.4)
-    text = render(
-        plan, done=(), tuned=Count(0, 1), bill=bill, command_path=f"studies/{path.name}", claims=claims
-    )
+    text = render(plan, done=(), tuned=Count(0, 1), bill=bill, command_path=str(path), claims=claims)
     assert "\n".join(claims) in text
     assert max(map(len, text.splitlines())) <= PAGE
     assert all(name in text for name in plan.results)

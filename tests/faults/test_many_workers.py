@@ -9,11 +9,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from biphase.data import corpus as corpora
 from biphase.data.corpus import HashMemory
-from biphase.specs import BPE, Corpus
+from biphase.presets import SIZES
+from biphase.specs import BPE, CLM, Classify, Corpus, Finetune, Pretrain, Stage, Study, Task
 from biphase.store import Store, read_checked, sha256, with_checksum, write_json
+from biphase.study.plan import Plan
+from biphase.study.worker import PlanTuner
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
 
 
 def at_once(count: int, work: Callable[[int], None]) -> None:
@@ -99,3 +105,25 @@ def test_writers_of_the_hash_memory_keep_each_others_entries(tmp_path, store):
     at_once(6, write)
     names = {Path(name).name for name in HashMemory(store).entries}
     assert names == {f"{number}-{each}" for number in range(6) for each in range(10)}
+
+
+def test_workers_compute_a_baseline_once(tmp_path, store):
+    task = Task("toys", Classify("{text}", ("a", "b")), str(tmp_path / "toys"))
+    run = Pretrain("run", start=SIZES["2m"], corpus="prose", stages=(Stage(CLM(), 5_000),))
+    study = Study("s", (run,), Finetune((task,), lrs=(1e-3,), seeds=(0,), protocol="standard"))
+    plan = Plan(study, "", {}, {}, {}, 0, {"toys": "0" * 16})
+    ranks, options = Ranks(0, 1, torch.device("cpu")), RuntimeOptions(quiet=True)
+
+    def compute():
+        with (tmp_path / "computed").open("a") as notes:
+            notes.write("once\n")
+        time.sleep(0.3)
+        return "BM25", {"test": {"ndcg@10": 0.1}}
+
+    def recall(number: int) -> None:
+        tuner = PlanTuner(plan, store, ranks, options, shards=lambda run: None, live=lambda text: None)
+        assert tuner.recall(task, compute) == ("BM25", {"test": {"ndcg@10": 0.1}})
+
+    at_once(4, recall)
+    recall(4)
+    assert (tmp_path / "computed").read_text() == "once\n"

@@ -15,7 +15,7 @@ from biphase import BPE, CLM, MLM, WSD, Corpus, Hub, Pretrain, Pretrained, Stage
 from biphase.errors import SpecError, StoreError
 from biphase.presets import CORPORA, LLAMA3, SIZES
 from biphase.store import Store
-from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, tokenizer_named
+from biphase.study.load import commit_of, corpus_named, load, pinned, run_named, studies_of, tokenizer_named
 from biphase.study.plan import identities
 
 # ---------------------------------------------------------------- study files
@@ -48,6 +48,20 @@ def written(folder, text, name="mine.py"):
 def test_a_study_file_gives_its_study_and_its_question(tmp_path):
     loaded = load(str(written(tmp_path, GOOD)))
     assert (loaded.study, loaded.question) == (STUDY, "Does it work?")
+
+
+def test_the_studies_of_a_paper_are_named_by_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = [load(path).study.name for path in studies_of("detour")]
+    assert names == ["detour", "detour-small", "detour-gpu"]
+    assert load("papers/detour/").study == load(Path("papers/detour")).study
+    assert "'detuor'; did you mean 'detour'" in refusal("papers/detuor")
+    assert "'tiny'; known: small, gpu" in refusal("papers/detour/tiny")
+    assert studies_of("gisserot2025") == []
+    assert "'gisserot2025'" in refusal("papers/gisserot2025")
+    own = tmp_path / "papers"
+    own.mkdir()
+    assert load(str(written(own, GOOD))).study == STUDY  # a file of one's own in a folder of that name
 
 
 WRONG = {

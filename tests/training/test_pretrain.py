@@ -7,12 +7,14 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Mix, Muon, Rows, Stage, Uniform
+from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Mix, Muon, Rows, Stage, Uniform, protocol
 from biphase.attention import pattern_of
 from biphase.data.shards import Shards
 from biphase.errors import StoreError, TrainingError
 from biphase.keys import checkpoint_key
+from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.objectives import assign
+from biphase.store import publish, write_json
 from biphase.study.plan import identities
 from biphase.training import checkpoint
 from biphase.training.distributed import Ranks
@@ -438,3 +440,65 @@ def test_a_resumed_run_takes_the_threads_and_micro_batch_of_its_checkpoint(tiny_
         assert job.micro_rows == 3
     finally:
         torch.set_num_threads(before)
+
+
+def _moved(store, step, tmp_path):
+    """Make a checkpoint look as if another device had written it."""
+    (folder,) = (
+        folder
+        for folder in store.checkpoints.iterdir()
+        if read_checkpoint_file(folder)["progress"]["step"] == step
+    )
+    about = read_checkpoint_file(folder)
+    about["progress"]["machine"]["device"] = "a larger GPU"
+    copy = shutil.copytree(folder, tmp_path / folder.name)
+    write_json(copy / "checkpoint.json", about)
+    shutil.rmtree(folder)
+    publish(copy, folder)
+
+
+def test_a_run_that_goes_on_elsewhere_takes_a_micro_batch_that_fits_and_records_both_machines(
+    tiny_run, train, store, tmp_path, monkeypatch
+):
+    train(tiny_run(), 4, store)
+    train(tiny_run(), 5, store)
+    _moved(store, 5, tmp_path)
+    monkeypatch.setitem(protocol.MICRO_TOKENS, "cpu", 64)  # two rows of eight fit here
+    job = train(tiny_run(), 6, store)
+    assert job.micro_rows == 2
+    told = [(part["first_step"], part["micro_rows"]) for part in job.progress.segments]
+    assert told == [(0, 8), (5, 2)]
+    assert train(tiny_run(), 7, store).progress.segments == job.progress.segments
+    monkeypatch.setitem(protocol.MICRO_TOKENS, "cpu", 32)
+    assert train(tiny_run(), 8, store).micro_rows == 2, "the device is the one that it was"
+    _moved(store, 8, tmp_path)
+    assert train(tiny_run(), 9, store, deterministic=True).micro_rows == 2
+    _moved(store, 9, tmp_path)
+    assert train(tiny_run(), 10, store).micro_rows == 1
+
+
+def test_metrics_have_each_line_once_however_often_the_run_was_stopped(tiny_run, train, store):
+    run = tiny_run("two", Stage(CLM(), 6), Stage(MLM(0.4), 6), heldout_every=2)
+    on = tiny_run("on", Stage(MLM(0.4), 6), start=run, heldout_every=2, heldout_tokens=256)
+    stops = iter([False, True] * 20)
+    for part, until in ((run, 12), (on, 6)):
+        while not train(part, until, store, stop=lambda: next(stops)).published:
+            pass
+    (folder,) = (folder for folder in store.checkpoints.iterdir() if len(read_lines(folder)) > 25)
+    lines = [(line["step"], "loss" in line) for line in read_lines(folder)]
+    trained = [step for step, trained in lines if trained]
+    assert trained == list(range(1, 19))
+    # The heldout text of the second run is another one, so both measure at the step where it begins.
+    assert [step for step, trained in lines if not trained] == [2, 4, 6, 8, 10, 12, 12, 14, 16, 18]
+
+
+def test_weights_are_read_without_hashing_the_optimizer_state(tiny_run, train, store):
+    job = train(tiny_run(), 2, store)
+    folder = store.checkpoints / job.key
+    state = folder / "optimizer.safetensors"
+    content = bytearray(state.read_bytes())
+    content[-1] ^= 1
+    state.write_bytes(content)
+    checkpoint.load_weights(store, job.key, job.model)
+    with pytest.raises(StoreError, match="optimizer"):
+        checkpoint.load_optimizer_state(store, job.key, job.placed.rows, job.placed.optimizer)

@@ -1,4 +1,4 @@
-"""The verbs of a study file and its store: `plan`, `run`, `status`, `stop`, `report`, `split`, `ledger pack`, `ledger merge`."""
+"""The verbs of a study file and its store: `papers`, `plan`, `run`, `status`, `stop`, `report`, `split`, `ledger pack`, `ledger merge`."""
 
 from __future__ import annotations
 
@@ -39,6 +39,32 @@ if TYPE_CHECKING:
 Only = Annotated[str, Option(help="only results whose name matches, e.g. 'clm-10k-*'")]
 ForTime = Annotated[str, Option("--for", metavar="TIME", help="stop after e.g. 9m or 2h, with a checkpoint")]
 Quiet = Annotated[bool, Option("--quiet", help="show no progress within a job")]
+
+
+@app.command()
+def papers(
+    store_folder: StoreFolder = DEFAULT_STORE,
+    device: str = Option("", help="estimate costs on this device; default: this machine's"),
+) -> None:
+    """List the papers whose claims a study can test, and what the studies that come with them would cost."""
+    from biphase import papers
+    from biphase.errors import BiphaseError
+    from biphase.specs.study import PAPERS
+    from biphase.study.describe import brief
+    from biphase.study.load import studies_of
+    from biphase.study.prices import bill
+
+    for name in PAPERS:
+        paper, sources = papers.load(name), studies_of(name)
+        show(f"{name}: {paper.authors}, {paper.title} ({paper.venue}); {len(paper.statements)} claims")
+        for source in sources:
+            try:
+                made, store, _ = planned(Path(source), store_folder)
+                line = brief(made, bill(made, store, device, None, tuned=0))
+            except BiphaseError as refusal:  # of a model or of text that is not here
+                line = str(refusal)
+            show(f"  biphase plan {with_store(Path(source), store_folder)}: {line}")
+    show('A study names the papers whose claims it tests: Study(…, papers="detour").')
 
 
 @app.command()

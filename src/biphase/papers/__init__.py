@@ -1,6 +1,8 @@
 """Papers whose claims a study can test: one subpackage each, with a `PAPER` record. The engine knows none of them.
 
-A study names them: `Study(papers="gisserot2025")`. To add one, add a folder beside gisserot2025.
+A study names them: `Study(papers="gisserot2025")`. To add one, add a folder beside gisserot2025. A file study.py in it
+holds studies that `biphase plan papers/NAME`, papers/NAME/small and papers/NAME/gpu name: its variables `study`,
+`small` and `gpu`. material.py has the text and tasks that they share.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ Each file is written under a temporary name and then moved into place, so a read
 
 from __future__ import annotations
 
-import math
 import time
 import uuid
 from collections.abc import Iterable
@@ -22,12 +21,10 @@ from typing import Any
 from biphase.errors import SpecError
 from biphase.report.content import Content, collect
 from biphase.report.figures.vega import draw
-from biphase.report.page.render import markdown, render, verdict_counts
-from biphase.report.tables import Board, Cell
-from biphase.report.verdicts import Finding
+from biphase.report.page.render import latex, markdown, render, verdict_counts
 from biphase.store import Store
 from biphase.study.plan import Plan
-from biphase.text import counted, duration, effect
+from biphase.text import counted, duration
 
 PAGE = "report.html"
 # Ids of all figures. Files with these names in the figures folder belong to the report and may be removed.
@@ -126,86 +123,3 @@ def _write(path: Path, content: bytes) -> Path:
     finally:
         draft.unlink(missing_ok=True)  # exists only if writing failed
     return path
-
-
-# ---------------------------------------------------------------- LaTeX
-# Tables with booktabs: the best of each column in bold, intervals beside the means.
-
-
-NEEDS = "% needs \\usepackage{booktabs}"
-SIGNS = {
-    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
-    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "]": "{]}", "<": r"\textless{}", ">": r"\textgreater{}",
-    "→": r"$\rightarrow$", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≥": r"$\geq$", "≤": r"$\leq$",
-    "≈": r"$\approx$", "—": "---", "–": "--", "’": "'", "“": "``", "”": "''", "…": r"\dots{}",
-}  # fmt: skip
-
-
-def latex(content: Content) -> dict[str, str]:
-    """The LaTeX files as name → text."""
-    boards = [board for board in content.boards if board.lines and board.columns]
-    files = {f"{board.name}.tex": _latex_board(board) for board in boards}
-    return files | ({"claims.tex": _latex_claims(content.findings)} if content.findings else {})
-
-
-def escape(text: str) -> str:
-    """Escape text for LaTeX, so that no character in it acts as a command."""
-    return "".join(SIGNS.get(sign, sign) for sign in " ".join(text.split()))
-
-
-def _tabular(columns: str, head: list[str], rows: list[list[str]]) -> str:
-    body = [f"{' & '.join(row)} \\\\" for row in rows]
-    lines = [f"\\begin{{tabular}}{{{columns}}}", "\\toprule", f"{' & '.join(head)} \\\\", "\\midrule", *body]
-    return "\n".join([NEEDS, *lines, "\\bottomrule", "\\end{tabular}", ""])
-
-
-def _latex_board(board: Board) -> str:
-    """A board as a table, with a rule where the size of the models changes."""
-    rows, before = [], None
-    for line in board.lines:
-        size = line.model.recipe.size
-        part = "\\midrule\n" if before not in (None, size) else ""
-        rows.append([part + escape(line.model.name), *(_latex_cell(cell) for cell in line.cells)])
-        before = size
-    for index, (name, cells) in enumerate(board.baselines):
-        shown = (f"{100 * baseline.test:.2f}" if baseline else "---" for baseline in cells)
-        part = "" if index else "\\midrule\n"
-        rows.append([f"{part}{escape(name)} baseline", *shown])
-    head = ["Model", *map(escape, board.columns)]
-    return _tabular("l" + "r" * len(board.columns), head, rows)
-
-
-def _latex_cell(cell: Cell) -> str:
-    if not cell.score.known:
-        return "---"
-    mean = f"{100 * cell.score.seeds.mean:.2f}"
-    shown = f"\\textbf{{{mean}}}" if cell.best else mean
-    beside = ", ".join(
-        filter(None, (cell.around or cell.score.no_interval, cell.score.collapse, cell.score.not_above))
-    )
-    return f"{shown} {{\\scriptsize {escape(beside)}}}" if beside else shown
-
-
-def _latex_claims(findings: tuple[Finding, ...]) -> str:
-    rows = []
-    for finding in findings:
-        verdict = ", ".join(filter(None, (finding.verdict, finding.condition)))
-        first = [escape(finding.id), escape(verdict)]
-        for part in finding.parts:
-            paper = "---" if part.paper is None else _points(part.paper)
-            seeds = part.estimate
-            around = f"[{_points(seeds.low)}, {_points(seeds.high)}]" if math.isfinite(seeds.low) else "---"
-            numbers = [_points(seeds.mean), around, paper, escape(effect(part.detectable))]
-            rows.append([*first, escape(part.title), *numbers])
-            first = ["", ""]
-        if not finding.parts:
-            rows.append([escape(finding.id), escape(finding.verdict), *["---"] * 5])
-    head = ["Claim", "Verdict", "Test", "Ours", "95\\%", "Paper", "Detectable"]
-    return _tabular("lllrrrr", head, rows)
-
-
-def _points(value: float) -> str:
-    if not math.isfinite(value):
-        return "---"
-    text = f"{value:+.2f}"
-    return f"${text}$" if float(text) else "$0.00$"

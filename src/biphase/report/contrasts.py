@@ -305,7 +305,8 @@ class On:
         """The score of a model; `tasks`: on these instead."""
         families = self.study.families
         family = self.on if self.on in families and not tasks else None
-        return MeanScore((model,), tasks or families.get(self.on, (self.on,)), family, self.metric)
+        own = families.get(self.on, (self.on,)) if self.on else tuple(self.study.tasks)
+        return MeanScore((model,), tasks or own, family, self.metric)
 
     def gap(self, more: Model, less: Model, *tasks: str) -> Sum:
         """The score of `more` minus that of `less`."""
@@ -416,7 +417,7 @@ class Pattern:
             quantity = self.quantity(on, *(case.sizes or case.models)) if known else None
             if quantity is None:
                 continue
-            what = f"{name} ({self.metric})" if self.metric else name
+            what = f"{name} ({self.metric})" if self.metric else name or "all tasks"
             others = ", ".join(other for other in study.families if other != name)
             fields = case.fields() | {"on": what, "others": others, "points": "{}"}
             above, below = (_choose(self.sentence, which).format(**fields) for which in (1, 2))

@@ -107,10 +107,19 @@ def _datasets(evidence: Evidence) -> Iterable[Data]:
 def _machines(evidence: Evidence) -> tuple[MachineUsed, ...]:
     """The machines by device and software; most used first, then by name."""
     entries = ledger.survey_jobs(evidence.plan, evidence.store).values()
-    trained = Counter(_machine(entry.progress.get("machine", {})) for entry in entries if entry.progress)
+    trained = Counter(machine for entry in entries if entry.progress for machine in _trained_on(entry))
     tuned = Counter(_machine(machine) for grid in evidence.grids.values() for machine in grid.machines)
     every = sorted({*trained, *tuned}, key=lambda machine: (-trained[machine] - tuned[machine], machine))
     return tuple(MachineUsed(*machine, trained[machine], tuned[machine]) for machine in every)
+
+
+def _trained_on(entry: ledger.JobStatus) -> set[tuple[str, str]]:
+    """The machines that computed the steps of a training job."""
+    progress = entry.progress or {}
+    segments = progress.get("segments") or [{"machine": progress.get("machine", {})}]
+    ends = [*(segment["first_step"] for segment in segments[1:]), entry.job.span[1]]
+    used = zip(segments, ends, strict=True)
+    return {_machine(segment["machine"]) for segment, end in used if end > entry.job.span[0]}
 
 
 def _machine(facts: dict[str, Any]) -> tuple[str, str]:

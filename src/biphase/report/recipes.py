@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -298,18 +299,29 @@ def _shares(plan: Plan) -> Shares:
     return found
 
 
-def _setting(run: Pretrain, shares: Shares) -> str:
+def setting_of(plan: Plan, result: str, ignoring: Collection[str]) -> str:
+    """The setting of a result's run as in `Recipe.setting`, without the hyperparameters that `ignoring` names.
+
+    "merge" ignores that a run was averaged of others: it is then told as by its longest part.
+    """
+    return _setting(run_of(plan, result)[0], _shares(plan), ignoring)
+
+
+def _setting(run: Pretrain, shares: Shares, ignoring: Collection[str] = ()) -> str:
     """Hash everything that shapes a model except its size, objectives, steps and seed.
 
     A run that continues another with unchanged hyperparameters has the same hash as that run.
     """
-    own, warmup, start = _hyperparameters(run, shares), _part(run, "warmup", shares), run.start
+    own, start = _hyperparameters(run, shares, ignoring), run.start
+    warmup = 0 if "warmup" in ignoring else _part(run, "warmup", shares)
+    if isinstance(start, Merge) and "merge" in ignoring:
+        return _setting(run.sources[0].run, shares, ignoring)
     if isinstance(start, Pretrain):
-        before = _setting(start, shares)
-        goes_on = not warmup and own == _hyperparameters(start, shares)
+        before = _setting(start, shares, ignoring)
+        goes_on = not warmup and own == _hyperparameters(start, shares, ignoring)
         return before if goes_on else content_key([before, own, warmup])
     if isinstance(start, Merge):
-        parts = [_setting(part.run, shares) for part in run.sources]
+        parts = [_setting(part.run, shares, ignoring) for part in run.sources]
         return content_key([parts, sorted(start.weights), own, warmup])
     # A published model is identified by its whole record; of a size, the shape and name are left out here
     # because `Recipe` has them in its own fields.
@@ -318,10 +330,10 @@ def _setting(run: Pretrain, shares: Shares) -> str:
     return content_key([own, warmup, about])
 
 
-def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
+def _hyperparameters(run: Pretrain, shares: Shares, ignoring: Collection[str]) -> dict[str, object]:
     """The hyperparameters of a run except its warmup. A precision equal to the size's default is left empty."""
     usual = run.precision == getattr(run.root.start, "precision", "")
-    return {
+    every = {
         **{name: encode(getattr(run, name)) for name in SETTING},
         "precision": "" if usual else run.precision,
         "corpus": encode(corpus_of(run)) if run.corpus else "",
@@ -329,6 +341,7 @@ def _hyperparameters(run: Pretrain, shares: Shares) -> dict[str, object]:
         "decay": _part(run, "decay", shares),
         **run.unusual,
     }
+    return {name: value for name, value in every.items() if name not in ignoring}
 
 
 def _part(run: Pretrain, name: str, shares: Shares) -> float:

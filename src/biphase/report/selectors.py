@@ -3,24 +3,25 @@
 `comparable_models` sorts the models of a plan into `ModelGroup`s (one size, one set of other hyperparameters), and
 these into `Group`s (the same hyperparameters at several sizes). A `Selector` finds models of one kind in a
 `ModelGroup`: CLM from scratch, MLM at a ratio, a split, a continued base. A `Select` combines selectors into `Case`s:
-the models that one test compares, at equal steps. `AcrossSizes` makes one case of all sizes of a group.
+the models that one test compares, at equal steps. `AcrossSizes` makes one case of all sizes of a group. `Compare` finds
+models by any description of their recipe and run, and may let them differ in hyperparameters that a claim is about.
 
 All of it needs recipes only, so `biphase plan` can list the tests of a study before any score exists. Models that
-start from a published checkpoint belong to no group, because their earlier training data is not known. A study's own
-claims may still name them.
+start from a published checkpoint belong to no group, because their earlier training data is not known. `Compare` and a
+study's own claims find them.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
-from biphase.report.recipes import SETTING, Kind, Model, alike, models, run_of
+from biphase.report.recipes import SETTING, Kind, Model, Recipe, alike, models, run_of, setting_of
 from biphase.specs import AdamW, Classify, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
 from biphase.specs.tasks import columns_of
 from biphase.study.plan import Plan
@@ -482,3 +483,82 @@ class AcrossSizes:
                 by_steps.setdefault(steps, []).append(line)
         steps = max(by_steps, key=lambda steps: (len(by_steps[steps]), steps), default=0)
         return by_steps.get(steps, []), steps
+
+
+# ---------------------------------------------------------------- models by description
+
+
+@dataclass(frozen=True)
+class Which:
+    """Models that fit a description: one, or `at_least` so many in ascending order of `order`."""
+
+    name: str  # what sentences call it
+    fits: Callable[[Recipe, Pretrain], bool]
+    at_least: int = 0  # 0: exactly one, the first of several
+    order: Callable[[Recipe], float] = lambda recipe: 0.0
+
+    def choose(self, models: list[Model], study: ComparableModels) -> Chosen:
+        """The models of these that fit; None if there are too few."""
+        found = [
+            model for model in models if self.fits(model.recipe, run_of(study.plan, model.results[0])[0])
+        ]
+        found.sort(key=lambda model: self.order(model.recipe))
+        if self.at_least:
+            return tuple(found) if len(found) >= self.at_least else None
+        return found[0] if found else None
+
+
+@dataclass(frozen=True)
+class Compare:
+    """One case for each set of models that fit these descriptions and are alike in everything else.
+
+    Alike are their size, what they start from, the steps since then, and every hyperparameter that `ignoring` does not
+    name: fields of a run ("corpus", "optimizer", …), "peak", "warmup", "decay", "freeze" and others of its schedule, and
+    "merge". The ends of runs are compared, also of those that start from one published checkpoint.
+    """
+
+    models: tuple[Which, ...]
+    ignoring: tuple[str, ...] = ()
+
+    def cases(self, study: ComparableModels) -> list[Case]:
+        sets: dict[Any, list[Model]] = {}
+        for model in study.models.values():
+            if model.recipe.final and model.recipe.spans:
+                sets.setdefault(self._key(model.recipe, model, study), []).append(model)
+        cases = []
+        for members in sets.values():
+            chosen = tuple(which.choose(members, study) for which in self.models)
+            if None not in chosen:
+                cases.append((members[0], chosen))
+        about = self._about([model for model, _ in cases], study)
+        names = tuple(which.name for which in self.models)
+        return [
+            Case(
+                study,
+                ModelGroup(model.recipe.size, None, text, (), frozenset()),
+                chosen,
+                names,
+                (model.recipe.own_steps,),
+            )
+            for (model, chosen), text in zip(cases, about, strict=True)
+        ]
+
+    def _key(self, recipe: Recipe, model: Model, study: ComparableModels) -> Any:
+        setting = setting_of(study.plan, model.results[0], self.ignoring)
+        base = (recipe.base.spans, recipe.bases) if recipe.base else ()
+        return recipe.size, recipe.shape, base, recipe.own_steps, setting
+
+    def _about(self, models: list[Model], study: ComparableModels) -> list[str]:
+        """For each case the corpus and steps, where cases differ in them; a part of its setting where that is not enough."""
+        runs = [run_of(study.plan, model.results[0])[0] for model in models]
+        columns = [
+            [corpus_of(run).name if run.corpus and "corpus" not in self.ignoring else "" for run in runs],
+            [f"{model.recipe.own_steps:,} steps" for model in models],
+        ]
+        shown = [column for column in columns if len(set(column)) > 1]
+        texts = [", ".join(parts) for parts in zip(*shown, strict=True)] if shown else [""] * len(models)
+        titles = [(model.recipe.size, text) for model, text in zip(models, texts, strict=True)]
+        return [
+            text if titles.count(title) == 1 else f"{text} (setting {model.recipe.setting[:6]})".strip()
+            for model, text, title in zip(models, texts, titles, strict=True)
+        ]

@@ -267,8 +267,9 @@ class Examined:
 
 def examined(study: ComparableModels, papers: Sequence[Paper]) -> list[Examined]:
     """Every claim that a report tests: those of papers, if the study pretrains two models or more, then its own."""
+    trained = sum(bool(model.recipe.spans) for model in study.models.values())
     pairs: list[tuple[Statement, Paper | None]] = [
-        (one, paper) for paper in papers for one in paper.statements if len(study.pretrained) > 1
+        (one, paper) for paper in papers for one in paper.statements if trained > 1
     ]
     beside = papers[0] if papers else None
     pairs += [(own_statement(study, claim), beside) for claim in study.plan.study.claims]
@@ -557,7 +558,12 @@ def _beside(paper: Paper, study: ComparableModels, used: set[str]) -> Iterable[s
     for family, names in study.families.items():
         theirs = paper.tasks.get(family, ())
         if used & set(names) and set(names) != set(theirs):
-            yield f"{family} here is {listed(list(names))}; the paper's is the mean of {listed(list(theirs))}."
+            mean = (
+                f"the paper's is the mean of {listed(list(theirs))}"
+                if theirs
+                else "the paper has none of these"
+            )
+            yield f"{family} here is {listed(list(names))}; {mean}."
     # Families whose metric is the same under every protocol
     same = [short for short, family in FAMILIES.items() if len(set(family.selects.values())) == 1]
     same_metric = used <= {task for short in same for task in paper.tasks.get(short, ())}

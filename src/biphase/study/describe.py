@@ -65,6 +65,19 @@ def summary(plan: Plan, done: Collection[str], tuned: Count, bill: Bill, command
     return [*_flow(parts), *wrapped, *every.notes, *bill.notes, _next(plan, left, tuned, bill, command_path)]
 
 
+def brief(plan: Plan, bill: Bill) -> str:
+    """Return runs, tokens, hours and disk of the whole plan in one line."""
+    every = costs(plan)
+    disk = [] if every.disk is None else [f"{si(every.disk)}B of disk"]
+    parts = [
+        counted(len(plan.study.runs), "run"),
+        f"{short(every.tokens)} tokens",
+        *_hours_parts(plan, bill),
+        *disk,
+    ]
+    return " · ".join(parts)
+
+
 def _text_notes(bill: Bill) -> list[str]:
     unknown = [text.corpus.name for text in bill.texts if text.tokens is None]
     notes = [note for text in bill.texts if (note := text.repeats())]

@@ -312,12 +312,6 @@ def _finetuning(
     return FineTuning(key, model, task, lr, seed, trials, share)
 
 
-def finetuning_of(plan: Plan, model: str, task: str, lr: float, seed: int, share: float) -> FineTuning:
-    """Return the fine-tuning of a plan with these values; `task` is a name."""
-    lender, scored = next(pair for pair in lenders(plan.tuned[model]).items() if pair[0].name == task)
-    return _finetuning(plan, model, lender, scored if share == 1 else (lender,), lr, seed, share)
-
-
 def finetunings(
     plan: Plan, store: Store | None = None, models: Collection[str] | None = None
 ) -> Iterator[FineTuning]:

@@ -34,6 +34,7 @@ from biphase.presets import CORPORA, LLAMA3
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
 from biphase.specs import BPE, Corpus, Hub, Merge, Pretrain, Pretrained, Stage, Study
+from biphase.specs.study import PAPERS
 from biphase.store import Store, read_checked, write_json
 
 PINS = "pins.json"
@@ -48,6 +49,11 @@ ANSWER_SECONDS = 10.0
 # reported in one line with the file and its line number.
 
 
+BUNDLED = Path(__file__).parents[1] / "papers"
+OF_A_PAPER = re.compile(r"papers/([^/]+?)(?:/([^/]+))?/?")
+VARIANTS = {"": "study", "small": "small", "gpu": "gpu"}  # what follows the paper's name → the variable
+
+
 @dataclass(frozen=True)
 class LoadedStudy:
     study: Study
@@ -55,23 +61,50 @@ class LoadedStudy:
 
 
 def load(path: Path | str) -> LoadedStudy:
-    """Load the study at `path`: a Python file, which is run, or a plan.json, which is read."""
-    path = Path(path)
+    """Load the study at `path`: a Python file, which is run, or a plan.json, which is read.
+
+    papers/NAME is the study of a paper that comes with biphase, papers/NAME/small and papers/NAME/gpu its variants.
+    """
+    path, variable = Path(path), "study"
+    if not path.is_file() and (named := OF_A_PAPER.fullmatch(path.as_posix())):
+        path, variable = _of_paper(named[1], named[2] or "")
     if not path.is_file():
         near = [str(file) for folder in (path.parent, Path("studies")) for file in folder.glob("*.py")]
         hint = f"; {nearest(str(path), near)}" if near else "; write one: docs/studies.md"
         raise SpecError(f"no file {path}{' (it is a folder)' if path.is_dir() else ''}{hint}")
     if path.suffix not in (".py", ".json"):
         raise SpecError(f"{path} is no study: a study is a Python file (.py), or the plan.json made of one")
-    study, question = _from_plan(path) if path.suffix == ".json" else _from_file(path)
+    study, question = _from_plan(path) if path.suffix == ".json" else _from_file(path, variable)
     if not isinstance(study, Study):
         plan = path.suffix == ".json"
         remedy = "make it again: biphase run STUDY.py" if plan else "type study = Study('name', runs=(…))"
-        raise SpecError(f"{path}: its `study` is {type(study).__name__}, not a Study; {remedy}")
+        raise SpecError(f"{path}: its `{variable}` is {type(study).__name__}, not a Study; {remedy}")
     return LoadedStudy(study, question)
 
 
-def _from_file(path: Path) -> tuple[object, str]:
+def studies_of(paper: str) -> list[str]:
+    """Return what to type for the studies that come with a paper: papers/NAME, papers/NAME/small, papers/NAME/gpu."""
+    return [
+        f"papers/{paper}{variant and '/'}{variant}" for variant in VARIANTS if _study_file(paper).is_file()
+    ]
+
+
+def _study_file(paper: str) -> Path:
+    return BUNDLED / paper / "study.py"
+
+
+def _of_paper(paper: str, variant: str) -> tuple[Path, str]:
+    """Return the file and the variable of a paper's study."""
+    known = [name for name in PAPERS if studies_of(name)]
+    if paper not in known:
+        raise SpecError(f"there is no study of a paper {paper!r}; {nearest(paper, known)}")
+    if variant not in VARIANTS:
+        kinds = [name for name in VARIANTS if name]
+        raise SpecError(f"papers/{paper} has no variant {variant!r}; {nearest(variant, kinds)}")
+    return _study_file(paper), VARIANTS[variant]
+
+
+def _from_file(path: Path, variable: str) -> tuple[object, str]:
     # `compile` gets this name, so that `_line` finds the frames of this file in a traceback.
     name = str(path)
     try:
@@ -88,7 +121,7 @@ def _from_file(path: Path) -> tuple[object, str]:
     except (Exception, SystemExit) as wrong:
         raise SpecError(f"{name}:{_line(wrong, name)}: {one_line(wrong)}") from None
     docstring = (ast.get_docstring(tree) or "").strip()
-    return variables.get("study"), docstring.partition("\n")[0].strip()
+    return variables.get(variable), docstring.partition("\n")[0].strip()
 
 
 def _from_plan(path: Path) -> tuple[object, str]:

@@ -7,7 +7,7 @@ several processes if asked for, and lets a `Worker` work. `submit_workers` start
 depth first, whose parent is done and whose lease it gets, trains, publishes the checkpoint and repeats. Any number
 of workers on any machines may share a store: leases keep them apart, and the jobs of a dead worker are taken over.
 With several processes (torchrun), rank 0 chooses and the others follow: all train a training job together, while
-fine-tunings run in each process separately. `ShardMaker` makes tokenized corpora, `PlanTuner` runs fine-tunings.
+each takes fine-tunings by itself until none is left. `ShardMaker` makes tokenized corpora, `PlanTuner` runs fine-tunings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -47,7 +48,6 @@ from biphase.study.describe import opening, work_left
 from biphase.study.ledger import (
     FineTuning,
     TuningGrid,
-    finetuning_of,
     finished,
     screened_in,
     tuning_grid,
@@ -104,6 +104,7 @@ class Worker:
         self.warned: set[str] = set()
         self.closed: set[str] = set()  # fine-tunings known to be done
         self.grids: dict[tuple[str, str], TuningGrid] = {}  # by model and task
+        self.grid = "", ""  # of the last fine-tuning: its model and task
         self._open_finetunings(tuning_grids(plan, screened_in(store), evaluated))
         self.unloadable: set[str] = set()  # models that cannot be loaded here
         self.tuner: PlanTuner | None = None
@@ -121,7 +122,7 @@ class Worker:
     def _work(self) -> Outcome:
         while True:
             stopping = self.ranks.sum(self.options.stop())[0] > 0  # a stop of any rank applies to all
-            leases, order = self._choose(stopping) if self.ranks.first else ([], None)
+            lease, order = self._choose(stopping) if self.ranks.first else (None, None)
             order = self.ranks.share(order)
             if order["do"] == "end":
                 return self.outcome
@@ -132,31 +133,28 @@ class Worker:
             self.live("")
             try:
                 if order["do"] == "tune":
-                    self._tune([finetuning_of(self.plan, *fields) for fields in order["tunings"]], leases)
+                    self._tune(lease)
                 else:
-                    self._train(self.plan.jobs[order["key"]], leases[0] if leases else None)
+                    self._train(self.plan.jobs[order["key"]], lease)
             finally:
-                for lease in leases:
+                if lease:
                     lease.release()
 
     def _discard_checkpoints(self) -> None:
         """Remove checkpoints of finished fine-tunings that a killed worker, or one on another machine, left behind."""
+        self.store.sweep_discarded()
         for key in unfinished(self.store):
             if key in self.open and finished(self.open[key], self.store):
                 Checkpoints(self.store, key).discard()
 
-    def _choose(self, stopping: bool) -> tuple[list[Lease], dict[str, Any]]:
-        """Return the leases and the description of the next job; for fine-tunings, one lease per process."""
+    def _choose(self, stopping: bool) -> tuple[Lease | None, dict[str, Any]]:
+        """Return the lease and the description of the next job."""
         if stopping:
             self.outcome.stopped = True
-            return [], {"do": "end"}
+            return None, {"do": "end"}
         done = ledger.keys_with_weights(self.plan, self.store)
-        tuned = self._choose_finetunings(done)
-        if tuned:
-            # In full, not by key: another rank need not have read which learning rates are kept.
-            chosen = [self.open[lease.key] for lease in tuned]
-            tunings = [(each.model, each.task.name, each.lr, each.seed, each.share) for each in chosen]
-            return tuned, {"do": "tune", "tunings": tunings}
+        if lease := self._take_finetuning(done):
+            return lease, {"do": "tune"}
         left = self._left(done)
         pending = [key for key in left if key in self.wanted and not self._blocked(key)]
         for key in pending:
@@ -167,13 +165,13 @@ class Worker:
                 continue
             # Its last holder may have published it just now.
             if not self.store.has(self.store.checkpoints / key):
-                return [lease], {"do": "train", "key": key}
+                return lease, {"do": "train", "key": key}
             lease.release()
         others = any(
             training.key not in self.outcome.failed and self._ready(training, done)
             for training in self.open.values()
         )
-        return [], {"do": "wait" if pending or others else "end"}
+        return None, {"do": "wait" if pending or others else "end"}
 
     def _left(self, done: set[str]) -> list[str]:
         """Return the training jobs left, including those whose weights are on another machine and needed here."""
@@ -184,25 +182,38 @@ class Worker:
                 unscored.add(training.model)
         return self.plan.left(done, metadata_only=metadata_only, unscored=unscored)
 
-    def _choose_finetunings(self, done: set[str]) -> list[Lease]:
-        taken: list[Lease] = []
-        for training in list(self.open.values()):
-            if len(taken) == self.ranks.world:
-                break
-            if (
-                training.key in self.outcome.failed
-                or not self._ready(training, done)
-                or self._close(training)
-            ):
+    def _take_finetuning(self, done: set[str]) -> Lease | None:
+        for training in self._least_crowded_first(done):
+            if training.key in self.outcome.failed or self._close(training):
                 continue
             lease = self.leases.take(training.key)
             if lease is None:
                 continue
-            if self._close(training):  # its last holder may have published it just now
-                lease.release()
-            else:
-                taken.append(lease)
-        return taken
+            if not self._close(training):  # its last holder may have published it just now
+                self.grid = training.model, training.task.name
+                return lease
+            lease.release()
+        return None
+
+    def _least_crowded_first(self, done: set[str]) -> Iterator[FineTuning]:
+        """Yield open fine-tunings whose model is here: those of this process's grid, then of the least crowded ones.
+
+        A process reads a model and a dataset once for a grid that it stays with. If all began with the first grid, each
+        of them would read every model and every dataset.
+        """
+        yield from self._open_in(self.grid)
+        holders = (self.open.get(key) for key in self.leases.holders())
+        crowd = Counter((each.model, each.task.name) for each in holders if each)
+        ready = [place for place, grid in self.grids.items() if self._ready(grid, done)]
+        for place in sorted(ready, key=lambda place: (crowd[place], place[0] != self.grid[0])):
+            if place != self.grid:
+                yield from self._open_in(place)
+
+    def _open_in(self, place: tuple[str, str]) -> Iterator[FineTuning]:
+        grid = None
+        while grid is not self.grids.get(place):  # replaced when its screening ends
+            grid = self.grids[place]
+            yield from (each for each in grid.tunings if each.key in self.open)
 
     def _close(self, training: FineTuning) -> bool:
         """Whether a fine-tuning is finished, here or elsewhere; then it is no longer open."""
@@ -231,7 +242,7 @@ class Worker:
         self.open = {key: each for key, each in every.items() if key not in self.closed}
         self.planned, self.pending = len(every), sum(grid.pending for grid in self.grids.values())
 
-    def _ready(self, training: FineTuning, done: set[str]) -> bool:
+    def _ready(self, training: FineTuning | TuningGrid, done: set[str]) -> bool:
         """Whether its model is here and can be loaded."""
         return training.model not in self.unloadable and (
             training.model in self.plan.roots or training.model in done
@@ -241,25 +252,23 @@ class Worker:
         """Whether this job, or one that it depends on, failed in this worker."""
         return not self.plan.needed_for((key,)).isdisjoint(self.outcome.failed)
 
-    def _tune(self, chosen: list[FineTuning], leases: list[Lease]) -> None:
-        """Run this process's share of the chosen fine-tunings, if there is one for it."""
-        failed = ""
-        if self.ranks.rank < len(chosen):
-            training = chosen[self.ranks.rank]
-            # Only rank 0 holds leases. If another rank's trial was taken over, publishing it twice does no harm.
-            failed = self._run_finetuning(training, lambda: bool(leases) and leases[0].lost)
+    def _tune(self, lease: Lease | None) -> None:
+        """Run fine-tunings, this process by itself, until none is left that it can take; `lease`: of the first."""
+        while lease := lease or self._take_finetuning(ledger.keys_with_weights(self.plan, self.store)):
+            with lease:
+                self._run_finetuning(self.open[lease.key], lease)
+            lease = None
+            if self.options.stop():
+                break
         self.outcome.unsaved += self.ranks.sum_float(self.tuner.unsaved if self.tuner else 0.0)
         if self.tuner:
             self.tuner.unsaved = 0.0
-        if self.ranks.world > 1:  # rank 0 must know, or it would choose the same one again
-            for rank, training in enumerate(chosen):
-                if self.ranks.sum(bool(failed) and rank == self.ranks.rank)[0]:
-                    failure = ledger.failures(self.plan, self.store).get(training.key, {})
-                    error = failure.get("error", "failed in another process")
-                    self.outcome.failed.setdefault(training.key, error)
+        for failed in self.ranks.gather(
+            self.outcome.failed
+        ):  # rank 0 must know, or it would choose the same again
+            self.outcome.failed |= failed
 
-    def _run_finetuning(self, training: FineTuning, lost: Callable[[], bool]) -> str:
-        """Run one fine-tuning; return the error as one line, or ""."""
+    def _run_finetuning(self, training: FineTuning, lease: Lease) -> None:
         if self.live_model:
             self.live_model.graphs = None  # they hold the memory of a whole step
             if self.live_model.bytes > KEPT_BYTES:
@@ -277,16 +286,16 @@ class Worker:
             self._say_once(poor_precision(self.ranks.device, self.tuner.spec.precision, "Finetune(…)"))
         title, began = training.title(self.plan), time.monotonic()
         try:
-            scored = self.tuner.compute(training, lost)
+            scored = self.tuner.compute(training, lambda: lease.lost)
         except Stopped:
-            return ""
+            return
         except (DataError, SpecError):
             self.tuner.live("")
             raise  # the study's input is wrong, and its author must correct it
         except Exception as error:
             self.tuner.live("")
-            if lost():  # the worker that took it over may have removed files that were being written
-                return ""
+            if lease.lost:  # the worker that took it over may have removed files that were being written
+                return
             if self.tuner.loaded is None:  # the model cannot be loaded, so none of its fine-tunings can run
                 only_model = len(set(self.plan.results.values())) == 1 and self.ranks.world == 1
                 if only_model and isinstance(error, ModelError):
@@ -297,14 +306,13 @@ class Worker:
             self._failed(
                 training.key, title, error, "; its other fine-tunings are left out" if unloadable else ""
             )
-            return one_line(error)
+            return
         self.tuner.live("")
         self._forget(training)
         self.outcome.computed += 1
         ledger.forget_failure(self.plan, self.store, training.key)
         took = f"{time.monotonic() - began:.1f} s"
         self.say(f"  {self._progress()}  {title}   {_validation(scored)}{took}")
-        return ""
 
     def _progress(self) -> str:
         """Format how many of the planned fine-tunings are known to be done."""
@@ -539,6 +547,7 @@ class PlanTuner(Tuner):
             stop=options.stop, live=live,
         )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
+        self.leases = Leases(store.leases)
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
         """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
@@ -580,17 +589,29 @@ class PlanTuner(Tuner):
         refuse_changed(task, self.plan.tasks[task.name], self.store)
 
     def _recall(self, task: Task, compute: Callable[[], Lexical]) -> Lexical:
-        """Return a dataset's lexical baseline, kept in the store: it takes seconds to a minute, in every worker."""
+        """Return a dataset's lexical baseline, which takes seconds to minutes: one worker computes it for the store."""
         asked = {"task": self.plan.tasks[task.name], "documents": self.spec.documents, "method": METHOD}
-        folder = self.store.root / "baselines"
-        path = folder / f"{content_key(asked | {'protocol': self.spec.protocol})}.json"
-        with contextlib.suppress(StoreError, KeyError, TypeError, ValueError):  # absent or damaged
-            kept = read_checked(path)["lexical"]
-            return None if kept is None else (str(kept[0]), dict(kept[1]))
-        found = compute()
-        folder.mkdir(parents=True, exist_ok=True)
-        write_json(path, with_checksum({"lexical": found}))
-        return found
+        path = self.store.root / "baselines" / f"{content_key(asked | {'protocol': self.spec.protocol})}.json"
+        while (known := _kept_baseline(path)) is None:
+            lease = self.leases.take(f"baseline-{path.stem}")
+            if lease is None:  # another worker computes it
+                self._pause()
+                time.sleep(POLL_SECONDS)
+                continue
+            with lease:
+                if _kept_baseline(path) is None:  # its last holder may have written it just now
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    write_json(path, with_checksum({"lexical": compute()}))
+        return known[0]
+
+
+def _kept_baseline(path: Path) -> tuple[Lexical] | None:
+    """Return a baseline of the store; None if it is absent or damaged. (A dataset may have none: `(None,)`.)"""
+    try:
+        kept = read_checked(path)["lexical"]
+        return (None if kept is None else (str(kept[0]), dict(kept[1])),)
+    except (StoreError, KeyError, TypeError, ValueError):
+        return None
 
 
 # ---------------------------------------------------------------- from a verb to a worker

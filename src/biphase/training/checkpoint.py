@@ -68,6 +68,14 @@ class Progress:
     shard: str = "none"  # how weights were sharded over the processes
     threads: int = 0
     machine: dict[str, str] = field(default_factory=dict)
+    # The same five for every part of the path, with its first step: a run may go on elsewhere.
+    segments: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin_segment(self, first_step: int) -> None:
+        """Record how the steps from `first_step` on are computed, if it differs from the steps before."""
+        now = {name: getattr(self, name) for name in ("micro_rows", "world", "shard", "threads", "machine")}
+        if not self.segments or self.segments[-1] != {**now, "first_step": self.segments[-1]["first_step"]}:
+            self.segments = [*self.segments, {"first_step": first_step, **now}]
 
 
 def load_weights(store: Store, key: str, model: LanguageModel) -> Progress:

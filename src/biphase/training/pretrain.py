@@ -463,18 +463,25 @@ class Pretraining:
             self.graphs.captured.clear()  # they compute the gradients and rates of the former phase
 
     def _adopt_arithmetic(self) -> None:
-        """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order."""
+        """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order.
+
+        The micro-batch of a larger GPU may not fit here, so it is adopted only with `--deterministic`.
+        """
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
         shard = str(self.options.sharding)
         same = (progress.world, progress.shard) == (ranks.world, shard) and progress.step > 0
         default = micro_rows(distributed.memory_of(ranks.device), rows, self.run.packing.length)
-        self.micro_rows = self.options.micro_rows or (progress.micro_rows if same else default)
+        machine = distributed.machine(ranks.device)
+        fits = progress.micro_rows <= default or progress.machine.get("device") == machine["device"]
+        adopted = same and (fits or self.options.deterministic)
+        self.micro_rows = self.options.micro_rows or (progress.micro_rows if adopted else default)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)
         progress.micro_rows, progress.world, progress.shard = self.micro_rows, ranks.world, shard
         progress.threads = torch.get_num_threads() if ranks.device.type == "cpu" else 0
-        progress.machine = distributed.machine(ranks.device) | {"path": self.placed.path}
+        progress.machine = machine | {"path": self.placed.path}
+        progress.begin_segment(self.run.origin_step + progress.step)
 
     # ------------------------------------------------------------ during
 

@@ -1,4 +1,4 @@
-"""The report's content as one HTML page and as one Markdown text, from the templates of this folder.
+"""The report's content as one HTML page, as one Markdown text and as LaTeX tables, from the templates of this folder.
 
 The templates read the records of the content and format them with the functions that `_environment` gives them. The
 rest of this file computes what a template cannot say in a line: forest plots, cells of runs and boards, noise.
@@ -18,7 +18,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from biphase.report.content import Content, reading
+from biphase.report.content import Content
 from biphase.report.figures.description import PALETTES, PAPER
 from biphase.report.figures.vega import screen_height, script, specification
 from biphase.report.headline import Headline
@@ -99,6 +99,15 @@ def markdown(content: Content, *, drawn: bool = True) -> str:
     )
 
 
+def latex(content: Content) -> dict[str, str]:
+    """The LaTeX tables, by the names of their files."""
+    environment = _environment().overlay(autoescape=False)
+    board, claims = (environment.get_template(f"{name}.tex.j2") for name in ("board", "claims"))
+    boards = [one for one in content.boards if one.lines and one.columns]
+    files = {f"{one.name}.tex": board.render(board=one) for one in boards}
+    return files | ({"claims.tex": claims.render(findings=content.findings)} if content.findings else {})
+
+
 def verdict_counts(top: Headline) -> str:
     """How many claims have each verdict; empty if there are none."""
     return ", ".join(f"{count} {verdict}" for verdict, count in top.verdicts.items() if count)
@@ -108,6 +117,26 @@ def _markdown_text(text: str) -> str:
     """Escape text of users for Markdown, so that no character in it acts as markup or ends a table cell."""
     flat = " ".join(text.split())
     return re.sub(r"([\\`*_<>|\[\]#])", r"\\\1", flat).replace("&", "&amp;")
+
+
+SIGNS = {  # as LaTeX, so that no character of a text acts as a command
+    "\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}",
+    "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "[": "{[}", "]": "{]}", "<": r"\textless{}", ">": r"\textgreater{}",
+    "→": r"$\rightarrow$", "−": "$-$", "±": r"$\pm$", "×": r"$\times$", "·": r"$\cdot$", "≥": r"$\geq$", "≤": r"$\leq$",
+    "≈": r"$\approx$", "—": "---", "–": "--", "’": "'", "“": "``", "”": "''", "…": r"\dots{}",
+}  # fmt: skip
+
+
+def escape(text: str) -> str:
+    """Escape text for LaTeX."""
+    return "".join(SIGNS.get(sign, sign) for sign in " ".join(text.split()))
+
+
+def _latex_points(value: float | None) -> str:
+    if value is None or not math.isfinite(value):
+        return "---"
+    text = f"{value:+.2f}"
+    return f"${text}$" if float(text) else "$0.00$"
 
 
 @cache
@@ -124,10 +153,10 @@ def _environment() -> Any:
         keep_trailing_newline=True,
     )
     environment.tests["finite"] = math.isfinite
-    environment.filters["md"] = _markdown_text
+    environment.filters |= {"md": _markdown_text, "tex": escape, "points": _latex_points}
     called = (
         board_ranks, cell_shade, cell_title, claim_numbers, counted, effect, family_name, forest, interval, job_cells,
-        no_interval, p_equals, p_value, percent, plain, published, reading, run_cells, run_facts, screen_height, signed,
+        no_interval, p_equals, p_value, percent, plain, published, run_cells, run_facts, screen_height, signed,
         verdict_counts,
     )  # fmt: skip
     environment.globals |= {function.__name__: function for function in called}

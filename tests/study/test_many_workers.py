@@ -1,0 +1,65 @@
+"""Many workers of a study: each model and dataset is read by few of them, and none waits for another."""
+
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+from biphase.study import ledger
+from biphase.study.plan import identities, make_plan, save_plan
+
+
+def tuning_of(printed):
+    """The model and the task of each fine-tuning that a worker has printed, in its order."""
+    return [tuple(line.split("  ")[2].split(" · ")[:2]) for line in printed if " · lr " in line]
+
+
+def test_workers_divide_models_and_tasks_among_them(plan, finished, worker):
+    shutil.rmtree(finished.trials)
+    printed = [[], [], []]
+
+    def work(number):
+        time.sleep(0.3 * number)  # so that each sees the leases of those before it
+        worker(plan, finished, printed[number]).work()
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    done = [place for lines in printed for place in tuning_of(lines)]
+    assert len(done) == 24, "each once"
+    grids = set(done)
+    assert len(grids) == 6
+    read = sum(len(set(tuning_of(lines))) for lines in printed)
+    assert read <= 9, printed  # 6 if none is divided; 18 if all go through the grids in one order
+
+
+def test_a_worker_sweeps_what_an_interrupted_removal_left(plan, store, worker):
+    left = store.attempts / "discarded-12345678"
+    left.mkdir(parents=True)
+    (left / "optimizer.safetensors").write_bytes(b"0" * 100)
+    worker(plan, store, wanted=set()).work()
+    assert not left.exists()
+
+
+@pytest.mark.campaign
+def test_processes_do_not_wait_for_each_others_fine_tunings(study, finished):
+    """While one of two processes trains for 600 steps, the other one does all three short fine-tunings."""
+    shutil.rmtree(finished.trials)
+    toys = study.finetune.tasks[0]
+    long, short = (replace(toys, name=name, steps=steps) for name, steps in (("long", 600), ("short", 2)))
+    both = replace(study.finetune, tasks=(long, short), lrs=(1e-3,), seeds=(0, 1, 2))
+    made = make_plan(replace(study, runs=study.runs[1:], name="uneven", finetune=both), identities(finished))
+    save_plan(made, finished)
+    path = finished.studies / "uneven" / "plan.json"
+    words = ["run", path, "--store", finished.root, "--processes", "2", "--quiet"]
+    subprocess.run([sys.executable, "-m", "biphase", *map(str, words)], check=True, capture_output=True)
+    ends = sorted(finished.trials.iterdir(), key=lambda folder: folder.stat().st_mtime)
+    tasks = [ledger.read_trial(finished, folder.name)["task"]["name"] for folder in ends]
+    assert tasks.count("long") == tasks.count("short") == 3
+    assert tasks[:3].count("short") == 3, f"in rounds, a process would wait after each for the other: {tasks}"

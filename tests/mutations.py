@@ -137,6 +137,42 @@ MUTATIONS = [
         "data/test_stream.py::test_an_end_token_closes_its_document",
         "positions do not restart in a new document",
     ),
+    # ------------------------------------------------------------ contrastive stages
+    Mutation(
+        "a process has the gradient of its own queries only",
+        "training/contrastive.py",
+        "return whole + (mine - whole).detach()",
+        "return mine",
+        "training/test_distributed.py::test_pairs_over_processes_are_those_of_one_and_a_stop_changes_no_bit",
+        "negatives of other processes teach nothing, so the model depends on the number of processes",
+        subtle=True,
+    ),
+    Mutation(
+        "a text that is right for the query is its negative",
+        "training/contrastive.py",
+        ".any(-1).fill_diagonal_(False)",
+        ".all(-1).fill_diagonal_(False)",
+        "training/test_contrastive.py::test_loss_and_gradients_are_those_of_a_plain_reference",
+        "pairs with equal texts push each other apart",
+        subtle=True,
+    ),
+    Mutation(
+        "every epoch has the pairs in the same order",
+        "training/contrastive.py",
+        'salt(self.seed, "pairs", epoch)',
+        'salt(self.seed, "pairs", 0)',
+        "training/test_contrastive.py::test_every_epoch_has_each_pair_once_in_an_order_of_its_own",
+        "the negatives of a query are always the same",
+        subtle=True,
+    ),
+    Mutation(
+        "a key does not know its pairs",
+        "keys.py",
+        "[self._identities.task(pairs) for pairs in phase.objective.pairs]",
+        "[len(phase.objective.pairs)]",
+        "training/test_contrastive.py::test_a_key_tells_what_the_pairs_are_and_not_where_they_are",
+        "other pairs give the model of the first ones",
+    ),
     # ------------------------------------------------------------ law: objectives
     Mutation(
         "label crosses a chunk's border",

@@ -15,7 +15,20 @@ from dataclasses import dataclass
 
 from biphase.presets import shares_of
 from biphase.records import content_key, encode
-from biphase.specs import Blend, Config, Corpus, Finetune, Hub, Merge, Phase, Pretrain, Size, Task
+from biphase.specs import (
+    Blend,
+    Config,
+    Contrastive,
+    Corpus,
+    Finetune,
+    Hub,
+    Merge,
+    Pairs,
+    Phase,
+    Pretrain,
+    Size,
+    Task,
+)
 
 # Incremented when the meaning of a record changes although its fields do not (e.g. another hash for masks).
 GENERATION = 1
@@ -29,7 +42,8 @@ class Identities:
 
     data: Callable[[Corpus], str]  # the key of a corpus's shards
     hub: Callable[[Hub], str]
-    task: Callable[[Task], str] = content_key  # the key of a dataset and how its examples are presented
+    # The key of a dataset and how its examples are presented, or of text pairs.
+    task: Callable[[Task | Pairs], str] = content_key
     reads: Callable[[Hub], str] = lambda model: ""  # the model's tokenizer, if no revision pins it
     tokens: Callable[[Corpus], int] = lambda corpus: (
         0
@@ -124,7 +138,10 @@ class Keyring:
 
     def _span(self, run: Pretrain, first_peak: float, phase: Phase, step: int) -> list[object]:
         """Return the part of a phase that lies before step `step`, as JSON values; what is usual is left out."""
-        span: list[object] = [encode(phase.objective), phase.first, min(phase.until, step), phase.rope_base]
+        objective = encode(phase.objective)
+        if isinstance(phase.objective, Contrastive):  # what the pairs are, not where they lie
+            objective["pairs"] = [self._identities.task(pairs) for pairs in phase.objective.pairs]
+        span: list[object] = [objective, phase.first, min(phase.until, step), phase.rope_base]
         unusual: dict[str, object] = {}
         peak = phase.peak or run.schedule.peak
         if peak != first_peak:

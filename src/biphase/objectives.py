@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from biphase.randomness import below, hash32, hash_samples, permute, salt, threshold
-from biphase.specs import CLM, MLM, MNTP, Mix, Objective, RowObjective, Uniform
+from biphase.specs import CLM, MLM, MNTP, Mix, RowObjective, Uniform
 
 IGNORE = -100
 
@@ -310,7 +310,7 @@ class Assigned:
     term: LossTerm = WHOLE
 
 
-def assign(objective: Objective, first: int, rows: int, *, seed: int, step: int) -> list[Assigned]:
+def assign(objective: RowObjective | Mix, first: int, rows: int, *, seed: int, step: int) -> list[Assigned]:
     """Return the objectives of the samples [first, first + rows), which are `step` steps into their phase.
 
     For a mixture, a permutation of the rows is cut at the cumulative shares. Where a cut falls between two rows, a

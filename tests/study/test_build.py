@@ -7,7 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Finetune, Hub, Linear, LoRA, Stage, Study
+from biphase import (
+    CLM,
+    MLM,
+    MNTP,
+    WSD,
+    AdamW,
+    Chunks,
+    Contrastive,
+    Finetune,
+    Hub,
+    Linear,
+    LoRA,
+    Pairs,
+    Stage,
+    Study,
+)
 from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
 from biphase.metadata import TRIAL, VALUES
@@ -266,6 +281,22 @@ def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_o
     assert on(length=24).runs[0].packing == Chunks(24)
     with pytest.raises(SpecError, match=r"--text, --heldout.*--tokens.*--corpus"):
         on(tokens=5)
+
+
+def test_pairs_are_a_second_run_or_the_only_one(adapted, tmp_path):
+    pairs = tmp_path / "pairs.jsonl"
+    pairs.write_text('{"query": "who sees the cat?", "positive": "the dog"}\n')
+    masked, last = adapted(pairs=str(pairs), pair_steps=50, pair_batch=8, temperature=0.1, lora=4).runs
+    (plain,) = adapted(lora=4).runs
+    assert masked == plain, "the masked run keeps its key"
+    assert (last.name, last.start, last.optimizer_state) == ("decoder-pairs", masked, "reset")
+    assert last.stages == (Stage(Contrastive(Pairs(str(pairs)), 0.1, 8, length=64), 50),)
+    assert last.schedule == WSD(5e-4, warmup=2, decay=10)
+    assert last.adapter == masked.adapter
+    (only,) = adapted(pairs="scifact-mini", steps=0, pair_lr=1e-4).runs
+    assert (only.start, only.schedule.peak, only.corpus) == (masked.start, 1e-4, masked.corpus)
+    assert only.stages[0].objective.pairs[0].name == "scifact-mini"
+    refused("--steps 0.*--pairs FILE", lambda: adapted(steps=0))
 
 
 def test_what_was_understood_is_said_before_training_and_stands_in_the_report(

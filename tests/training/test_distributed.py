@@ -25,7 +25,9 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 
 STAGES = "Stage(Mix({CLM(): 2, drawn: 1}, weights={CLM(): 2}), 25), Stage(MLM(0.4), 25)"
 STUDY = """
-from biphase import BPE, CLM, MLM, MNTP, WSD, Chunks, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform
+from biphase import (
+    BPE, CATALOG, CLM, MLM, MNTP, WSD, Chunks, Contrastive, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform,
+)
 
 drawn = MNTP(Uniform(0.1, 0.9), weight="1/ratio")
 tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
@@ -122,6 +124,25 @@ def test_two_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
     for calmly, in_parts in zip(one[:2], two[:2], strict=True):
         assert apart(calmly, in_parts) == 0
     assert one[2] == two[2]
+
+
+def test_pairs_over_processes_are_those_of_one_and_a_stop_changes_no_bit(study, tmp_path):
+    stage = (
+        "Stage(Contrastive(CATALOG['scifact-mini'], batch=7, length=16, temperature=0.1, heldout=0.1), 12)"
+    )
+    study.write_text(study.read_text().replace(STAGES, f"Stage(CLM(), 13), {stage}"))
+    one, two, stopped = (tmp_path / name for name in ("one", "two", "stopped"))
+    typed([1, study, one], [2, study, two], [2, study, stopped, "--stop-after", "18"], [2, study, stopped])
+    (weights, _, labels, heldout), (others, moments, *lines) = end(one), end(two)
+    assert set(labels.values()) > {7}, "a step has as many labels as pairs"
+    assert lines[0] == labels
+    assert apart(weights, others) <= 1e-5
+    for step, losses in heldout.items():
+        assert lines[1][step] == pytest.approx(losses, abs=1e-4)
+    assert "contrastive" in heldout[25]
+    same = end(stopped)
+    assert all(torch.equal(others[name], same[0][name]) for name in others)
+    assert all(torch.equal(moments[name], same[1][name]) for name in moments)
 
 
 @pytest.mark.campaign

@@ -5,7 +5,7 @@ import json
 
 import torch
 
-from biphase.training.pretrain import Meter
+from biphase.training.meter import Meter
 
 
 def meter(**fields):

@@ -35,7 +35,7 @@ def adapt(
     corpus: str = Option(
         "", help="corpus by name, a file or folder, or several with weights: ./web=3,./code=1"
     ),
-    steps: int = Option(1_000, min=1, help="optimizer steps"),
+    steps: int = Option(1_000, min=0, help="optimizer steps; 0: none, with --pairs"),
     store_folder: StoreFolder = DEFAULT_STORE,
     objective: str = Option("mlm", help="mlm, or mntp: predict each masked token one position before"),
     ratio: float = Option(0.4, help="share of tokens that is masked"),
@@ -56,6 +56,13 @@ def adapt(
     tokens: int = Option(0, min=0, help="tokenize at most this many tokens; 0: the whole corpus"),
     precision: str = Option("", help="fp32 or bf16; default: bf16, on a CPU fp32"),
     seed: int = Option(42, help="of data order, masks and new weights"),
+    pairs: str = Option("", help="then train embeddings on these text pairs: a file, or a retrieval task"),
+    pair_steps: int = Option(500, min=1, help="with --pairs: optimizer steps"),
+    pair_batch: int = Option(256, min=2, help="with --pairs: pairs per step; the others are the negatives"),
+    pair_lr: float = Option(
+        0.0, min=0, help="with --pairs: peak learning rate; 0: 5e-5, or 5e-4 with --lora"
+    ),
+    temperature: float = Option(0.05, help="with --pairs: of the contrastive loss"),
     tasks: str = Option("", help="fine-tune before and after on these tasks, as `evaluate` does"),
     lrs: str = Option("2e-5,5e-5,1e-4", help="with --tasks: learning rates, comma-separated"),
     seeds: str = Option("0-2", help="with --tasks: seeds, comma-separated or as 0-4"),
@@ -67,7 +74,7 @@ def adapt(
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Turn a decoder into an encoder by continued masked pretraining, as a study of one run."""
+    """Turn a decoder into an encoder by continued masked pretraining, and with --pairs into an embedding model."""
     from biphase.cluster import launch
     from biphase.store import Store
     from biphase.study.build import AdaptOptions, adaptation, before_after, finetuning
@@ -78,7 +85,8 @@ def adapt(
         steps=steps, objective=objective, ratio=ratio, lr=lr, length=length, batch_rows=batch, warmup=warmup,
         decay=decay, lora=lora, freeze_embeddings=freeze_embeddings, layer_decay=layer_decay, rope_base=rope_base,
         precision=precision, seed=seed, heldout_tokens=heldout_tokens, corpus=corpus, text=text, heldout=heldout,
-        tokens=tokens, gguf=gguf, windows=windows,
+        tokens=tokens, gguf=gguf, windows=windows, pairs=pairs, pair_steps=pair_steps, pair_batch=pair_batch,
+        pair_lr=pair_lr, temperature=temperature,
     )  # fmt: skip
     chosen = tasks_named(tasks, data=data, steps=task_steps) if tasks else ()
     grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0, discard) if chosen else None

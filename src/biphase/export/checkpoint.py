@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,14 @@ from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
 from biphase.export import writing
-from biphase.export.card import Card, base_of, data, grids_of, losses, recipe, scores, titled
+from biphase.export.card import Card, base_of, data, escaped, grids_of, losses, recipe, scores, titled
 from biphase.export.folder import SavedCheckpoint, Say, building
 from biphase.export.writing import Exported, ExportedTokenizer, Prompts, Written, WrittenForm
 from biphase.models.backbone import LanguageModel
 from biphase.models.encoder import Encoder
 from biphase.models.native import is_masked, masked_forms
 from biphase.presets import sources_of
-from biphase.specs import BPE, Objective, Pretrain, Retrieve
+from biphase.specs import BPE, Contrastive, Objective, Pairs, Pretrain, Retrieve, Task
 from biphase.store import Store
 from biphase.study.ledger import heldout
 from biphase.study.plan import identities
@@ -54,12 +55,16 @@ def export_checkpoint(
         del model  # from here on the folder is checked, not the model in memory
         writing.write_tokenizer(tokenizer, folder)
         writing.check_tokenizer(tokenizer, folder, fills=is_masked(written.architecture))
+        last = _last_objective(checkpoint)
         prompts = writing.prompts_of(Retrieve())
+        if isinstance(last, Contrastive):
+            trained = _trained_prompts(last)
+            prompts = trained[0] if len(trained) == 1 else Prompts("", "")
         writing.write_sentences(folder, width=width, context=context, prompts=prompts)
         if onnx:
             say("writing ONNX, and running it")
             writing.write_onnx(folder, tokenizer)
-        card = _card(checkpoint, store, shards, written, prompts, onnx=onnx)
+        card = _card(checkpoint, store, shards, written, prompts, last, onnx=onnx)
         (folder / "README.md").write_text(card.text(), encoding="utf-8")
     return Exported(target, written, onnx)
 
@@ -89,7 +94,28 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
     return writing.write_model(folder, forms(), tokenizer, title=type(own).__name__)
 
 
+def _last_objective(checkpoint: SavedCheckpoint) -> Objective | None:
+    """Return the objective that trained a checkpoint last; of a merge, its longest part."""
+    run, step = checkpoint.run, checkpoint.step
+    while not step and run.sources:
+        run, step = run.sources[0].run, run.sources[0].step
+    return run.phase_at(step - 1).objective if step else None
+
+
+def _trained_prompts(objective: Contrastive) -> list[Prompts]:
+    """Return the different prompts of the texts that a contrastive objective trains on."""
+    forms = (source.form for source in objective.pairs if isinstance(source, Task))
+    plain = [Prompts("", "")] * any(isinstance(source, Pairs) for source in objective.pairs)
+    trained = (writing.prompts_of(form) for form in forms if isinstance(form, Retrieve))
+    return [*dict.fromkeys((*plain, *trained))]
+
+
 # ---------------------------------------------------------------- card
+
+
+NOT_TRAINED_ON_PAIRS = (
+    "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model."
+)
 
 
 def _card(
@@ -98,21 +124,22 @@ def _card(
     shards: Shards,
     written: Written,
     prompts: Prompts,
+    last: Objective | None,
     *,
     onnx: bool,
 ) -> Card:
-    run, step = checkpoint.run, checkpoint.step
-    while not step and run.sources:  # a merge: as the longest of its parts
-        run, step = run.sources[0].run, run.sources[0].step
-    last = run.phase_at(step - 1).objective if step else None
     not_masked = _limits_of_objective(last) if last else []
+    embeds = isinstance(last, Contrastive)
+    what, gives = "encoder", "one vector for each token, or for a text their mean"
+    if embeds:
+        what, gives = "embedding model", "one vector of length 1 for a text, the mean of those of its tokens"
     return Card(
         title=titled(checkpoint),
         summary=(
-            f"A text encoder of the class {written.architecture}, trained with biphase: it reads in both directions "
-            "and gives one vector for each token, or for a text their mean."
+            f"A text {what} of the class {written.architecture}, trained with biphase: it reads in both directions and "
+            f"gives {gives}."
         ),
-        kind="encoder",
+        kind="sentence-similarity" if embeds else "encoder",
         written=written,
         base=base_of(checkpoint.run),
         prompts=prompts,
@@ -128,7 +155,7 @@ def _card(
             *not_masked,
             *limits_of(written),
             f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on.",
-            "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model.",
+            *(() if embeds else (NOT_TRAINED_ON_PAIRS,)),
             "It was trained on the data named above and knows what is there, its errors and slants too.",
         ],
     )
@@ -156,6 +183,16 @@ def limits_of(written: Written) -> list[str]:
 
 
 def _limits_of_objective(last: Objective) -> list[str]:
+    if isinstance(last, Contrastive):
+        prompts = _trained_prompts(last)
+        limits = [
+            f"It was trained last on pairs of texts, of which it read the first {last.length:,} tokens each: its "
+            "vectors are to be compared, and what fill-mask says means little."
+        ]
+        if len(prompts) > 1:
+            shown = ", ".join(f"{json.dumps(one.query)} and {json.dumps(one.document)}" for one in prompts)
+            limits.append(f"It was trained with several prompts, so none is set here: {escaped(shown)}.")
+        return limits
     if last.causal:
         return [
             "It was trained last to predict the next token, seeing what came before. Here it sees both sides, "

@@ -31,10 +31,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs, per_text, per_token
-from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, pack
+from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, embed_texts, pack, similarities
 from biphase.objectives import IGNORE
 from biphase.protocol import window_overlap
 from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Tag, Task
@@ -464,15 +463,8 @@ class Retrieval(FamilyTrainer):
         return [TaskBatch(tuple(packed for _, packed in parts), order, len(rows))]
 
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
-        if len(batch.inputs) == 1:
-            vectors = model(batch.inputs[0])
-        else:  # too large to keep for the backward pass, so each input is recomputed there
-            parts = [checkpoint(model, packed, use_reentrant=False) for packed in batch.inputs]
-            vectors = torch.cat([part for part in parts if isinstance(part, Tensor)])
-        queries, documents = vectors.index_select(0, batch.targets).chunk(2)
-        # In fp32 whatever the layers use: divided by 0.05, the rounding error of bf16 cosines would be large.
-        with torch.autocast(vectors.device.type, enabled=False):
-            similar = queries @ documents.T / TEMPERATURE
+        queries, documents = embed_texts(model, batch.inputs, batch.targets).chunk(2)
+        similar = similarities(queries, documents, TEMPERATURE)
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 

@@ -314,6 +314,7 @@ class LanguageModel(nn.Module):
         self.output = Output.of(model)
         self.head_copy: Joined | None = None  # 16-bit copy of the last matrix, on the fused path
         self.note = ""  # a message for the user before training
+        self.compiled: Any = None  # the compiled backbone, on the path of that name
 
     @property
     def encoder(self) -> Encoder:
@@ -337,7 +338,13 @@ class LanguageModel(nn.Module):
             for block in stack_of(self.model.base_model)[1]:
                 block.compile(dynamic=False)
         else:
-            self.encoder.call = [torch.compile(self.model.base_model, dynamic=False)]
+            self.compiled = torch.compile(self.model.base_model, dynamic=False)
+            self.use_compiled(True)
+
+    def use_compiled(self, yes: bool) -> None:
+        """Use the compiled backbone, if there is one, or the plain one: each shape of texts would be compiled anew."""
+        if self.compiled is not None:
+            self.encoder.call = [self.compiled if yes else self.model.base_model]
 
     def prepare(
         self,

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from biphase import fast
 from biphase.attention import CURRENT_PATTERN, NAME, AttentionPattern, CurrentPattern, segment_mask
@@ -502,6 +503,30 @@ class EmbeddingHead(nn.Module):
     def forward(self, hidden: Tensor, packed: PackedTexts) -> Tensor:
         """(B, T, d) → (n, d), each of norm 1"""
         return nn.functional.normalize(mean_pool(hidden, packed), dim=-1)
+
+
+def embed_texts(
+    embed: Callable[[PackedTexts], Tensor], inputs: Sequence[PackedTexts], order: Tensor
+) -> Tensor:
+    """Return the embeddings of packed texts in the order `order`.
+
+    Several inputs are too large to keep for the backward pass, so each is recomputed there.
+    """
+    if len(inputs) == 1:
+        vectors = embed(inputs[0])
+    else:
+        parts = [checkpoint(embed, packed, use_reentrant=False) for packed in inputs]
+        vectors = torch.cat([part for part in parts if isinstance(part, Tensor)])
+    return vectors.index_select(0, order)
+
+
+def similarities(queries: Tensor, documents: Tensor, temperature: float) -> Tensor:
+    """Return the logits of InfoNCE: each query's cosines with all documents, over the temperature. (n, d) → (n, n)
+
+    In fp32 whatever the layers use: divided by 0.05, the rounding error of bf16 cosines would be large.
+    """
+    with torch.autocast(queries.device.type, enabled=False):
+        return queries @ documents.T / temperature
 
 
 def initialise(head: nn.Module, *, std: float, seed: int) -> None:

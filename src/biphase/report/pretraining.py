@@ -272,10 +272,10 @@ class Epochs:
         for job in self._path(result, step):
             first, until = job.span
             steps = (until if step is None else min(until, step)) - first
+            rows_read = job.run.rows_until(job.first + steps) - job.run.rows_until(job.first)
             for read, share in _reads(job).items():
                 rows = self._corpus_rows(read) or math.nan
-                before = epochs.get(read[0], 0.0)
-                epochs[read[0]] = before + steps * job.run.rows_per_step * share / rows
+                epochs[read[0]] = epochs.get(read[0], 0.0) + rows_read * share / rows
         return epochs
 
     def _path(self, result: str, step: int | None) -> list[TrainingJob]:

@@ -165,6 +165,8 @@ def named(objective: str) -> str:
     """Format an objective's label for reports: both "mlm 40%" and "mlm40" become "MLM 40%"."""
     if objective.startswith("mix "):  # the names of what is mixed, too
         return re.sub(r"\b(mix|clm|mlm|mntp)\b", lambda name: name[0].upper(), objective)
+    if objective.startswith("contrastive"):
+        return objective
     word, *ratio = re.split(r"(?<=[a-z]) ?(?=\d)", objective, maxsplit=1)
     sign = "%" if word in MASKED and ratio and re.fullmatch(r"[\d.]+", ratio[0]) else ""
     return " ".join([word.upper(), *ratio]) + sign
@@ -227,10 +229,10 @@ def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
     start = parts[0] if parts else None
     if start and isinstance(run.start, Merge):  # what it has learned is told as by its longest part
         start = replace(start, base=None, decayed=True, of=start.steps, merged=_mean(run.start, parts))
+    phases = [phase for phase in run.phases if phase.first < step]
     own = [
         RecipePhase(phase.objective, before + phase.first, before + min(phase.until, step))
-        for phase in run.phases
-        if phase.first < step
+        for phase in phases
     ]
     shape = shape_of(run) if run.corpus or isinstance(run.start, Hub) else None
     address = root.start.source.rstrip("/") if isinstance(root.start, Hub) else ""
@@ -238,7 +240,8 @@ def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
         size=address.rsplit("/", 1)[-1] or getattr(root.start, "name", ""),
         parameters=shape.parameters if shape and shape.vocab else None,
         spans=_merged((*(start.spans if start else ()), *own)),
-        tokens=(start.tokens if start else 0) + step * run.batch_tokens,
+        tokens=(start.tokens if start else 0)
+        + sum((min(one.until, step) - one.first) * run.reads_at(one.first)[1] for one in phases),
         decayed=step == run.steps and (run.decay_start < run.steps or not run.stages),
         of=before + run.steps,
         # Continuing from a checkpoint that was not decayed is the same as one longer run.

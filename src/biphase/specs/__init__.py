@@ -6,8 +6,31 @@ arXiv 2507.00994, so a study states only where it differs from that paper.
 """
 
 from biphase.specs.claims import Claim
-from biphase.specs.objectives import CLM, MLM, MNTP, Cosine, Linear, Mix, Objective, RowObjective, Uniform
-from biphase.specs.sources import BPE, Blend, Chunks, Config, Corpus, Hub, Packing, Pretrained, Rows, Size
+from biphase.specs.objectives import (
+    CLM,
+    MLM,
+    MNTP,
+    Contrastive,
+    Cosine,
+    Linear,
+    Mix,
+    Objective,
+    RowObjective,
+    Uniform,
+)
+from biphase.specs.sources import (
+    BPE,
+    Blend,
+    Chunks,
+    Config,
+    Corpus,
+    Hub,
+    Packing,
+    Pairs,
+    Pretrained,
+    Rows,
+    Size,
+)
 from biphase.specs.study import Discard, Fewer, Finetune, Study
 from biphase.specs.tasks import (
     Answer,
@@ -25,7 +48,7 @@ from biphase.specs.training import WSD, AdamW, Alternate, Kept, LoRA, Merge, Muo
 
 __all__ = [
     "BPE", "CLM", "MLM", "MNTP", "WSD", "AdamW", "Alternate", "Answer", "Blend", "Choose", "Chunks", "Claim", "Classify",
-    "Config", "Corpus", "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Kept", "Linear", "LoRA", "Merge", "Mix",
-    "MultiLabel", "Muon", "Objective", "Packing", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve",
+    "Config", "Contrastive", "Corpus", "Cosine", "Discard", "Family", "Fewer", "Finetune", "Hub", "Kept", "Linear", "LoRA",
+    "Merge", "Mix", "MultiLabel", "Muon", "Objective", "Packing", "Pairs", "Phase", "Pretrain", "Pretrained", "Regress", "Retrieve",
     "RowObjective", "Rows", "Size", "Splits", "Stage", "Study", "Tag", "Task", "Uniform",
 ]  # fmt: skip

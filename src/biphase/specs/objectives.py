@@ -1,4 +1,5 @@
-"""Training objectives: causal (CLM), masked (MLM) and masked next-token (MNTP) language modeling, and mixtures of them.
+"""Training objectives: causal (CLM), masked (MLM) and masked next-token (MNTP) language modeling, and mixtures of them;
+and contrastive learning on text pairs, whose steps read no rows of the corpus.
 
 An objective is a record that answers what planning, training and reports ask of it, so that they need not know which
 one it is:
@@ -36,7 +37,8 @@ from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
 from biphase.records import added, record
-from biphase.specs.sources import Packing
+from biphase.specs.sources import Packing, Pairs, check_at_least
+from biphase.specs.tasks import Retrieve, Task
 
 ALL_MASKED = (1.0, 0.0, 0.0)  # every masked token becomes the mask token
 LONG_WORD = 8.0  # tokens, for the spread of the number of labels
@@ -416,4 +418,88 @@ class Mix:
         return sum(sums) / len(spans)
 
 
-Objective = RowObjective | Mix
+# ---------------------------------------------------------------- pairs
+
+
+@record
+class Contrastive:
+    """Contrastive learning on text pairs: InfoNCE with the other pairs of the step as negatives.
+
+    A text's embedding is the mean of its hidden states, normalized, with bidirectional attention. The loss of a query is
+    the cross-entropy of its cosines with all positives of the step, divided by `temperature`; its own positive is the
+    right one. A positive whose text equals its own, or that belongs to the same query, is no negative.
+
+    `pairs` are `Pairs`, or retrieval tasks, of which the training pairs are read. `batch` is the number of pairs of a
+    step, whatever the number of processes and micro-batches. `heldout` is the share of queries that are not trained on.
+    """
+
+    pairs: tuple[Pairs | Task, ...]
+    temperature: float = 0.05
+    batch: int = 256
+    length: int = 128  # longest text, in tokens
+    heldout: float = 0.02
+
+    name: ClassVar[str] = "contrastive"
+    column: ClassVar[str] = "contrastive"
+    causal: ClassVar[bool] = False
+    shifted: ClassVar[bool] = False
+    rule: ClassVar[str] = ""
+    plain: ClassVar[bool] = True
+    restarts: ClassVar[bool] = False
+    constant_ratio: ClassVar[None] = None
+
+    def settle(self) -> None:
+        # How long a task is fine-tuned has no influence on its pairs, so it must not change the key.
+        pairs = tuple(
+            replace(one, steps=1, epochs=0, batch=1, trained_on="") if _has_pairs(one) else one
+            for one in self.pairs or ()
+        )
+        object.__setattr__(self, "pairs", pairs)
+
+    def check(self) -> None:
+        if not self.pairs:
+            raise SpecError("Contrastive needs pairs: Contrastive(Pairs('./pairs.jsonl'))")
+        for one in self.pairs:
+            if isinstance(one, Task) and not _has_pairs(one):
+                raise SpecError(
+                    f"Contrastive: task {one.name!r} has no training pairs; give a retrieval task with a train part, or "
+                    "Pairs('./pairs.jsonl', query='…', positive='…')"
+                )
+        check_at_least(self, batch=2, length=4)
+        if not 0 < self.temperature <= 1:
+            raise SpecError(
+                f"Contrastive.temperature must lie between 0 and 1, it is {self.temperature:g}; 0.05 is usual"
+            )
+        if not 0 <= self.heldout <= 0.5:
+            raise SpecError(f"Contrastive.heldout is a share of at most 0.5, not {self.heldout:g}; try 0.02")
+
+    @property
+    def label(self) -> str:
+        return (
+            f"contrastive {self.batch} pairs{'' if self.temperature == 0.05 else f' at {self.temperature:g}'}"
+        )
+
+    @property
+    def most_tokens(self) -> int:
+        """The most tokens that a step reads."""
+        return 2 * self.batch * self.length
+
+    def ratio_at(self, step: int) -> None:
+        """Return the masking ratio: none."""
+
+    def parts_at(self, step: int) -> tuple[Part, ...]:
+        """Return the objectives of the rows of a step: it has no rows."""
+        return ()
+
+    def labelled_share(self, packing: Packing, first: int, until: int) -> float:
+        return 0.0
+
+    def causal_share(self, first: int, until: int) -> float:
+        return 0.0
+
+
+def _has_pairs(pairs: Pairs | Task) -> bool:
+    return isinstance(pairs, Task) and isinstance(pairs.form, Retrieve) and pairs.trains
+
+
+Objective = RowObjective | Mix | Contrastive

@@ -303,6 +303,29 @@ def _name(corpus: str | Corpus) -> str:
 
 
 @record
+class Pairs:
+    """Text pairs to train embeddings on: a query, and a text that should be found by it, in each row.
+
+    `source` is a file, a folder or a pattern (jsonl, parquet, csv, tsv, also compressed), or
+    `hf://owner/name@revision/path`. A column may be given by alternatives: "query|anchor".
+    """
+
+    source: str
+    query: str = "query|anchor|question"
+    positive: str = "positive|document|answer"
+    rows: int = 0  # only the first so many; 0 takes all
+
+    def check(self) -> None:
+        if not self.source or not self.query or not self.positive:
+            raise SpecError(
+                "Pairs needs a file and two columns: Pairs('./pairs.jsonl', query='question', positive='answer')"
+            )
+        check_at_least(self, rows=0)
+        if self.source.startswith("hf://"):
+            check_pinned(f"Pairs({self.source!r})", self.source.partition("@")[2].split("/")[0])
+
+
+@record
 class Chunks:
     """Packing in chunks: each row of `length` tokens is cut into two chunks at a random position.
 

@@ -11,8 +11,19 @@ from typing import Any, Literal
 
 from biphase.errors import SpecError
 from biphase.records import added, encode, record
-from biphase.specs.objectives import Objective
-from biphase.specs.sources import Blend, Chunks, Config, Corpus, Hub, Rows, Size, check_at_least, check_name
+from biphase.specs.objectives import Contrastive, Objective
+from biphase.specs.sources import (
+    Blend,
+    Chunks,
+    Config,
+    Corpus,
+    Hub,
+    Packing,
+    Rows,
+    Size,
+    check_at_least,
+    check_name,
+)
 
 LAYERS = re.compile(r"layers\[(-?\d+|(?=:))(:?)((?<=:)-?\d+|)\]")  # as Stage.freeze names them
 
@@ -51,6 +62,13 @@ class Stage:
                 f"epochs={self.epochs:g}. Type Stage(CLM(), 1_000) or Stage(CLM(), epochs=2)"
             )
         check_at_least(self, steps=0)
+        if self.epochs and isinstance(self.objective, Contrastive):
+            raise SpecError(
+                "Stage.epochs are of the corpus, which a contrastive stage does not read; give its steps: "
+                "Stage(Contrastive(…), 500)"
+            )
+        if self.corpus and isinstance(self.objective, Contrastive):
+            raise SpecError("Stage.corpus: a contrastive stage reads its pairs; leave the corpus out")
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
         if not 0 <= self.peak < 1:
@@ -297,7 +315,7 @@ class Kept:
     @cached_property  # as in a merge of merges the same checkpoint is reached on many paths
     def samples(self) -> int:
         """The sample index that follows on this checkpoint."""
-        return self.run.origin_sample + self.step * self.run.rows_per_step
+        return self.run.origin_sample + self.run.rows_until(self.step)
 
     @property
     def reads(self) -> Reads:
@@ -501,6 +519,7 @@ class Pretrain:
         if isinstance(start := self.root.start, Size):  # others' layers are counted when they are built
             for stage in self.stages:
                 layers_of(stage.freeze, start.layers)
+        self._check_pairs(where)
         check_at_least(self, heldout_every=1, heldout_tokens=self.packing.length)
         if self.adapter and isinstance(self.start, (Size, Config)):
             raise SpecError(
@@ -527,6 +546,19 @@ class Pretrain:
             raise SpecError(
                 f"{where}: optimizer_state and data say how another run goes on; this one has none to continue"
             )
+
+    def _check_pairs(self, where: str) -> None:
+        if self.stages and isinstance(self.start, Size) and isinstance(self.stages[0].objective, Contrastive):
+            raise SpecError(
+                f"{where}: contrastive learning needs a model that can read; begin with another stage: "
+                "stages=(Stage(MLM(0.4), 1_000), Stage(Contrastive(…), 500))"
+            )
+        for stage in self.stages:
+            if isinstance(stage.objective, Contrastive) and stage.objective.length > self.packing.length:
+                raise SpecError(
+                    f"{where}: Contrastive.length is {stage.objective.length:,}, longer than its rows; say "
+                    f"length={self.packing.length}, or packing=Chunks({stage.objective.length})"
+                )
 
     def _check_parent(self, where: str, parent: Pretrain) -> None:
         if not parent.stages:
@@ -584,6 +616,22 @@ class Pretrain:
     @property
     def rows_per_step(self) -> int:
         return self.batch_tokens // self.packing.length
+
+    def rows_until(self, step: int) -> int:
+        """Return the number of rows that the first `step` steps read; those on pairs read none."""
+        on_pairs = sum(
+            min(step, phase.until) - phase.first
+            for phase in self.phases
+            if isinstance(phase.objective, Contrastive) and phase.first < step
+        )
+        return (step - on_pairs) * self.rows_per_step
+
+    def reads_at(self, step: int) -> tuple[Packing, int]:
+        """Return the packing and the number of tokens that step `step` reads; of pairs, at most so many."""
+        objective = self.phase_at(step).objective
+        if isinstance(objective, Contrastive):
+            return Rows(objective.length), objective.most_tokens
+        return self.packing, self.batch_tokens
 
     @property
     def results(self) -> dict[str, int]:
@@ -715,7 +763,7 @@ class Pretrain:
         if self.data == "restart":
             return 0
         if self.parent:
-            return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step
+            return self.parent.origin_sample + self.parent.rows_until(self.parent.steps)
         return max((part.samples for part in self.sources), default=0)
 
     @cached_property  # as it walks the whole chain
@@ -725,8 +773,10 @@ class Pretrain:
         reads = [*before.reads] if before and self.data == "continue" else []
         for phase in self.phases:
             corpus = phase.corpus or self.corpus
+            if isinstance(phase.objective, Contrastive):
+                continue  # it reads pairs
             if not reads or reads[-1][1] != corpus:
-                reads.append((self.origin_sample + phase.first * self.rows_per_step, corpus))
+                reads.append((self.origin_sample + self.rows_until(phase.first), corpus))
         return tuple(reads)
 
     @property
@@ -738,6 +788,13 @@ class Pretrain:
 
     @property
     def changes_heldout(self) -> bool:
-        """Whether its held-out losses are on other text or packing than those of the run it continues."""
+        """Whether its held-out losses are on other text, packing or pairs than those of the run it continues."""
         fields = attrgetter("corpus", "packing", "heldout_tokens")
-        return any(fields(self) != fields(part.run) for part in self.sources[:1])
+        if not self.sources:
+            return False
+        before = self.sources[0].run
+        first, last = (
+            [stage.objective for stage in stages] for stages in (self.stages[:1], before.stages[-1:])
+        )
+        other_pairs = any(isinstance(objective, Contrastive) for objective in first) and first != last
+        return other_pairs or fields(self) != fields(before)

@@ -51,6 +51,7 @@ from biphase.study.plan import (
     PLAN,
     Plan,
     corpora_of,
+    datasets_of,
     fingerprints_of,
     hub_fingerprint,
     make_plan,
@@ -524,7 +525,7 @@ class Validator:
         spec = self.study.finetune
         seen = {kind: set(keys) for kind, keys in self.fingerprints.items()}
         local = {content_key(model) for model in hubs_of(self.study) if model.local}
-        tasks = {content_key(task) for task in spec.tasks} if spec else set()
+        tasks = {content_key(task) for task in datasets_of(self.study)}
         own = {"task": tasks, "hub": local, "reads": local}
         own |= {"data": {content_key(corpus) for corpus in corpora_of(self.study)}} if "data" in seen else {}
         _need(seen == own, f"{FINGERPRINTS} is not of this study's tasks, models and corpora")

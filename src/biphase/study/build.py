@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from biphase.catalog import PRESETS
+from biphase.catalog import CATALOG, PRESETS
 from biphase.data.corpus import corpus_fingerprint
 from biphase.errors import SpecError, nearest
 from biphase.presets import corpus_of, sources_of
@@ -27,12 +27,14 @@ from biphase.specs import (
     AdamW,
     Blend,
     Chunks,
+    Contrastive,
     Corpus,
     Discard,
     Finetune,
     Hub,
     LoRA,
     Merge,
+    Pairs,
     Pretrain,
     Pretrained,
     Stage,
@@ -142,6 +144,7 @@ OBJECTIVES = {"mlm": MLM, "mntp": MNTP}
 LONGEST = 1_024  # default row length limit in tokens
 ROWS = 32  # rows per step
 FULL_PEAK, LORA_PEAK = 2e-4, 1e-3
+PAIR_PEAK, LORA_PAIR_PEAK = 5e-5, 5e-4
 CONVERTED = "tokenizers"  # folder of a store for tokenizers that were converted to tokenizer.json
 HELDOUT_SHARE = 0.2  # cost of held-out evaluation, as a share of the cost of training
 FEWEST_HELDOUT = 256
@@ -174,10 +177,19 @@ class AdaptOptions:
     precision: str = ""
     seed: int = 42
     heldout_tokens: int = 0
+    pairs: str = ""
+    pair_steps: int = 500
+    pair_batch: int = 256
+    pair_lr: float = 0.0
+    temperature: float = 0.05
 
 
 def adaptation(model: str, options: AdaptOptions, store: Store, finetune: Finetune | None = None) -> Study:
-    """Return the study of one adaptation run; with `finetune`, the unadapted model is fine-tuned too."""
+    """Return the study of one adaptation; with `finetune`, the unadapted model is fine-tuned too.
+
+    With pairs, a second run trains the adapted model on them; with 0 steps it trains the model as it is.
+    """
+    stage = _pair_stage(options)
     before = run_named(model, store, gguf=options.gguf, windows=options.windows)
     fields = _recipe(options)
     if isinstance(before.start, Hub) and not before.stages:
@@ -198,10 +210,18 @@ def adaptation(model: str, options: AdaptOptions, store: Store, finetune: Finetu
     fields["batch_tokens"] = (options.batch_rows or ROWS) * length
     fields |= _heldout(options, length, fields["batch_tokens"])
     encoded = {name: encode(value) for name, value in fields.items()}
+    runs = [replace(before, keep=())] if finetune else []
+    if options.steps:
+        runs.append(Pretrain(f"{before.name}-{options.objective}", start=start, **fields))
+    if stage:
+        own = _on_pairs(stage, options, length)
+        encoded["pairs"] = {name: encode(value) for name, value in own.items()}
+        after: dict[str, Any] = {**fields, "start": start}
+        if options.steps:
+            after = {"start": runs[-1], "optimizer_state": "reset"}
+        runs.append(Pretrain(f"{before.name}-pairs", **(after | own)))
     digest = content_key({"start": encode(start), "finetune": encode(finetune), **encoded})
-    adapted = Pretrain(f"{before.name}-{options.objective}", start=start, **fields)
-    runs = (replace(before, keep=()), adapted) if finetune else (adapted,)
-    return Study(f"adapt-{before.name}-{digest[:8]}", runs=runs, finetune=finetune)
+    return Study(f"adapt-{before.name}-{digest[:8]}", runs=tuple(runs), finetune=finetune)
 
 
 def _recipe(options: AdaptOptions) -> dict[str, Any]:
@@ -211,7 +231,7 @@ def _recipe(options: AdaptOptions) -> dict[str, Any]:
     objective = OBJECTIVES[options.objective](options.ratio)
     peak = options.lr or (LORA_PEAK if options.lora else FULL_PEAK)
     fields: dict[str, Any] = {
-        "stages": (Stage(objective, options.steps, rope_base=options.rope_base),),
+        "stages": (Stage(objective, options.steps or 1, rope_base=options.rope_base),),
         "schedule": WSD(peak, warmup=options.warmup, decay=options.decay),
         "optimizer": AdamW(layer_decay=options.layer_decay),
         "precision": options.precision or ("bf16" if has_gpu() else "fp32"),
@@ -221,6 +241,30 @@ def _recipe(options: AdaptOptions) -> dict[str, Any]:
     if options.lora:
         fields["adapter"] = LoRA(rank=options.lora, alpha=2 * options.lora)
     return fields
+
+
+def _pair_stage(options: AdaptOptions) -> Contrastive | None:
+    """Return the objective of the pairs that were typed, for texts of any length; None if none were."""
+    if not options.pairs and not options.steps:
+        raise SpecError(
+            "--steps 0 trains nothing; type more, or the pairs to train embeddings on: --pairs FILE"
+        )
+    if not options.pairs:
+        return None
+    source = CATALOG.get(options.pairs) or Pairs(absolute(options.pairs))
+    return Contrastive((source,), options.temperature, options.pair_batch)
+
+
+def _on_pairs(stage: Contrastive, options: AdaptOptions, length: int) -> dict[str, Any]:
+    """Return the fields of the run on pairs that differ from those of the masked one."""
+    steps = options.pair_steps
+    peak = options.pair_lr or (LORA_PAIR_PEAK if options.lora else PAIR_PEAK)
+    objective = replace(stage, length=min(length, stage.length))
+    return {
+        "stages": (Stage(objective, steps, rope_base=options.rope_base),),
+        "schedule": WSD(peak, warmup=options.warmup, decay=options.decay),
+        **_heldout(replace(options, steps=steps), length, objective.most_tokens),
+    }
 
 
 def _heldout(options: AdaptOptions, length: int, batch_tokens: int) -> dict[str, int]:
@@ -343,9 +387,10 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
         lines += [f"  {loss:<{wide}}  {was:>8.3f}  {now:>8.3f}" for loss, (was, now) in rows.items()]
     if not store.has(store.checkpoints / end):
         return [*lines, "", metadata_only_refusal(end, store)]
+    embeds = isinstance(run.stages[-1].objective, Contrastive)
     lines += [
         "",
-        f"The encoder: biphase export {end[:8]} FOLDER{at}",
-        f"What it is good for: biphase evaluate {end[:8]} --tasks sst2{at}",
+        f"The {'embedding model' if embeds else 'encoder'}: biphase export {end[:8]} FOLDER{at}",
+        f"What it is good for: biphase evaluate {end[:8]} --tasks {'scifact --zero-shot' if embeds else 'sst2'}{at}",
     ]
     return lines

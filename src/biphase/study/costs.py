@@ -34,7 +34,7 @@ from biphase.errors import BiphaseError, SpecError, nearest
 from biphase.metadata import WRONG
 from biphase.presets import CORPORA, DEVICES, TOKENS, shares_of, sources_of
 from biphase.protocol import window_overlap
-from biphase.specs import Config, Corpus, Hub, Packing, Pretrain, Rows, Size, Task
+from biphase.specs import Config, Contrastive, Corpus, Hub, Packing, Pretrain, Rows, Size, Task
 from biphase.store import Store, read_json
 from biphase.study.plan import Plan, TrainingJob, card_of
 from biphase.tasks.files import local_files, on_hub
@@ -114,6 +114,8 @@ def costs(plan: Plan, keys: Iterable[str] | None = None) -> Costs:
             ] = None
         if isinstance(job.run.packing, Rows) and job.run.packing.document_mask:
             notes["document masking depends on the text: FLOPs are an upper bound"] = None
+        if isinstance(job.objective, Contrastive):
+            notes["texts of pairs are counted at their longest: tokens and FLOPs are an upper bound"] = None
         flops += job_flops(job, shape)
         disk += shape.parameters * BYTES_PER_PARAMETER
     known = all(shapes.values())
@@ -125,7 +127,8 @@ def job_flops(job: TrainingJob, shape: ModelShape) -> float:
     if job.merge:
         return 0.0
     share, causal = (part(job.first, job.step) for part in (job.run.labelled_share, job.run.causal_share))
-    return job.tokens * flops_per_token(shape, job.run.packing, causal=causal, labelled=share)
+    packing, _ = job.run.reads_at(job.first)
+    return job.tokens * flops_per_token(shape, packing, causal=causal, labelled=share)
 
 
 def flops_of(job: TrainingJob) -> float | None:
@@ -294,7 +297,9 @@ class CorpusTokens:
 
 
 def tokens_read(job: TrainingJob) -> dict[Corpus, int]:
-    """Return how many tokens a training job reads of each corpus."""
+    """Return how many tokens a training job reads of each corpus; none if it reads pairs."""
+    if isinstance(job.objective, Contrastive):
+        return {}
     return {source: round(job.tokens * share) for source, share in shares_of(job.corpus, job.run).items()}
 
 

@@ -19,15 +19,15 @@ from biphase.errors import StoreError
 from biphase.leases import Holder, Leases
 from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import sources_of
-from biphase.protocol import KEY_DIGITS
-from biphase.specs import Pretrain
+from biphase.protocol import HELDOUT_OBJECTIVES, KEY_DIGITS
+from biphase.specs import Contrastive, Pretrain
 from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import Costs, costs
 from biphase.study.ledger import Count, JobStatus, Row, TuningGrid, score_rows, scores_json, with_interval
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
 from biphase.study.prices import Bill
-from biphase.text import counted, duration, short, si
+from biphase.text import counted, duration, objective_title, short, si
 
 PAGE = 110  # characters per line
 MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
@@ -417,11 +417,15 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
         return []
     wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
     cell = 6 + CURVE
-    lines = [f"  {'held-out loss, nats':<{wide}}  {'causal':<{cell}}  {'masked 40%':<{cell}}  epochs"]
+    columns = {objective.column: objective_title(objective.column) for objective in HELDOUT_OBJECTIVES}
+    if any(Contrastive.column in last for _, last, *_ in rows):
+        columns[Contrastive.column] = Contrastive.column
+    heads = "".join(f"{title:<{cell}}  " for title in columns.values())
+    lines = [f"  {'held-out loss, nats':<{wide}}  {heads}epochs"]
     for name, last, curves, epochs in rows:
         cells = [
             f"{last[loss]:.3f} {sparkline(curves[loss]):<{CURVE}}" if loss in last else " " * cell
-            for loss in ("clm", "mlm40")
+            for loss in columns
         ]
         lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs}")
     return [*lines, *corpora, ""]

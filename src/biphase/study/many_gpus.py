@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from biphase.errors import SpecError, nearest
 from biphase.protocol import GIB, RECOMPUTE_TOKENS, micro_rows, rows_per_slice, supported_head_width
-from biphase.specs import Size
+from biphase.specs import Contrastive, Size
 from biphase.store import Store
 from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of
 from biphase.study.devices import PLANNED_DEVICE, Speeds, at_hand, device_named
@@ -233,7 +233,7 @@ class ManyGpus:
         groups: dict[Any, list[TrainingJob]] = {}
         for job in plan.jobs.values():
             run = job.run
-            if job.merge:
+            if job.merge or isinstance(job.objective, Contrastive):
                 continue
             groups.setdefault((job.root, run.precision, run.batch_tokens, run.packing), []).append(job)
         self.models: list[Scaled] = []

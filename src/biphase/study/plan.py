@@ -34,7 +34,20 @@ from biphase.keys import Identities, Keyring
 from biphase.metadata import read_card, text, whole
 from biphase.presets import corpus_of, shares_of, sources_of
 from biphase.records import KEY_LENGTH, content_key, encode
-from biphase.specs import BPE, Blend, Corpus, Finetune, Hub, Merge, Objective, Pretrain, Study, Task
+from biphase.specs import (
+    BPE,
+    Blend,
+    Contrastive,
+    Corpus,
+    Finetune,
+    Hub,
+    Merge,
+    Objective,
+    Pairs,
+    Pretrain,
+    Study,
+    Task,
+)
 from biphase.store import CHECKSUM, Store, read_checked, with_checksum, write_json
 from biphase.study.load import hubs_of
 from biphase.tasks.files import task_key
@@ -62,7 +75,7 @@ def identities(store: Store) -> Identities:
 def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]]:
     """Return the fingerprints with which another machine can plan a study without its files."""
     starts = [model for model in hubs_of(study) if model.local]
-    tasks = study.finetune.tasks if study.finetune else ()
+    tasks = datasets_of(study)
     fingerprints = {
         "task": {content_key(task): known.task(task) for task in tasks},
         "hub": {content_key(model): known.hub(model) for model in starts},
@@ -70,6 +83,14 @@ def fingerprints_of(study: Study, known: Identities) -> dict[str, dict[str, str]
         "data": {content_key(corpus): known.data(corpus) for corpus in corpora_of(study)},
     }
     return {kind: dict(sorted(some.items())) for kind, some in fingerprints.items()}
+
+
+def datasets_of(study: Study) -> list[Task | Pairs]:
+    """Return the tasks that a study fine-tunes on, and the pairs that its runs train on."""
+    runs = dict.fromkeys(ancestor for run in study.runs for ancestor in run.lineage)
+    objectives = (stage.objective for run in runs for stage in run.stages)
+    pairs = [one for objective in objectives if isinstance(objective, Contrastive) for one in objective.pairs]
+    return [*(study.finetune.tasks if study.finetune else ()), *dict.fromkeys(pairs)]
 
 
 def corpora_of(study: Study) -> list[Corpus]:
@@ -97,7 +118,7 @@ def remember_fingerprints(name: str, fingerprints: dict[str, dict[str, str]], st
     write_json(path, with_checksum(merged))
 
 
-def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
+def _remembered(kind: str, what: Hub | Task | Pairs, store: Store) -> str:
     """Return a merged study's fingerprint of a task, or of a local model whose folder is not here, or ""."""
     if isinstance(what, Hub) and (not what.local or Path(what.source).expanduser().exists()):
         return ""
@@ -111,7 +132,7 @@ def _remembered(kind: str, what: Hub | Task, store: Store) -> str:
     return known.pop() if known else ""
 
 
-def _task_key(task: Task, store: Store) -> str:
+def _task_key(task: Task | Pairs, store: Store) -> str:
     try:
         return task_key(task, store)
     except Absent:
@@ -217,7 +238,7 @@ class TrainingJob:
 
     @property
     def tokens(self) -> int:
-        return self.steps * self.run.batch_tokens
+        return 0 if self.merge else self.steps * self.run.reads_at(self.first)[1]
 
     @property
     def objective(self) -> Objective | Averaging:

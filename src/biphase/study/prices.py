@@ -266,7 +266,7 @@ class _Pricing:
         if run.adapter or run.freeze != "nothing" or run.phase_at(job.first).freeze:
             self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
         share, causal = run.labelled_share(job.first, job.step), run.causal_share(job.first, job.step)
-        step = speeds.step(shape, run.packing, run.batch_tokens, causal=causal, labelled=share)
+        step = speeds.step(shape, *run.reads_at(job.first), causal=causal, labelled=share)
         each, a_second = SAVED_BYTES
         saving = JOB_SECONDS + each * shape.parameters / a_second
         return job.steps * step + self._heldout(job, shape, speeds) + saving

@@ -456,7 +456,7 @@ def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:
     own = [line for line in pretraining.meter.lines if line["step"] > first]
     losses = [line["loss"] for line in own if line.get("loss") is not None]
     change = f"loss {losses[0]:.2f} → {losses[-1]:.2f}" if losses else ""
-    tokens = (pretraining.target - pretraining.meter.first) * pretraining.run.batch_tokens
+    tokens = (pretraining.target - pretraining.meter.first) * pretraining.meter.tokens_per_step
     aside = f" ({duration(training)} of training)" if training < 0.9 * seconds else ""
     return f"{change}   {si(tokens / max(training, 1e-9))}tok/s   {duration(seconds)}{aside}"
 

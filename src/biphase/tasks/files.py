@@ -49,7 +49,7 @@ from typing import Any
 from biphase.data.corpus import ASSETS, Absent, HashMemory, separated
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
-from biphase.specs import Task
+from biphase.specs import Pairs, Task
 from biphase.store import Store
 from biphase.text import counted
 
@@ -159,9 +159,14 @@ def kind_of(name: str) -> tuple[str, str]:
     return kind, codec
 
 
-def files_of(task: Task) -> dict[str, tuple[Path, ...]]:
+def whose_files(task: Task | Pairs) -> str:
+    """Return how messages name what reads the files."""
+    return f"task {task.name!r}" if isinstance(task, Task) else f"Pairs({task.source!r})"
+
+
+def files_of(task: Task | Pairs) -> dict[str, tuple[Path, ...]]:
     """Return the local files of each split that the examples are made of; those on the hub are downloaded."""
-    whose = f"task {task.name!r}"
+    whose = whose_files(task)
     return {
         part: _hub_files(whose, place) if isinstance(place, HubPlace) else _local_files(whose, *place)
         for part, place in _places(task).items()
@@ -173,10 +178,10 @@ def on_hub(task: Task) -> list[HubPlace]:
     return [place for place in _places(task).values() if isinstance(place, HubPlace)]
 
 
-def local_files(task: Task) -> dict[str, tuple[Path, ...]]:
+def local_files(task: Task | Pairs) -> dict[str, tuple[Path, ...]]:
     """Return the files of the splits that are not on the hub, without downloading anything."""
     return {
-        part: _local_files(f"task {task.name!r}", *place)
+        part: _local_files(whose_files(task), *place)
         for part, place in _places(task).items()
         if not isinstance(place, HubPlace)
     }
@@ -187,7 +192,7 @@ def matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     return tuple(folder / name for name in _matching(_LocalFolder(folder), pattern))
 
 
-def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
+def task_fingerprint(task: Task | Pairs, store: Store, *, again: bool = False) -> str:
     """Hash what the examples are made from: pinned places on the hub, and names and bytes of local files."""
     memory = HashMemory(store, again=again)
     pinned = {part: place.address for part, place in _places(task).items() if isinstance(place, HubPlace)}
@@ -198,20 +203,25 @@ def task_fingerprint(task: Task, store: Store, *, again: bool = False) -> str:
     return content_key(pinned | local)
 
 
-def refuse_changed(task: Task, planned: str, store: Store) -> None:
+def refuse_changed(task: Task | Pairs, planned: str, store: Store) -> None:
     """Refuse a task whose content differs from its key in the plan; call it after its files were read."""
     if task_key(task, store, again=True) != planned:
         raise DataError(
-            f"the files of task {task.name!r} ({task.source}) are not those that the study was planned with; "
+            f"the files of {whose_files(task)} ({task.source}) are not those that the study was planned with; "
             "type the command again to plan with what is there now"
         )
 
 
-def task_key(task: Task, store: Store, *, again: bool = False) -> str:
+def task_key(task: Task | Pairs, store: Store, *, again: bool = False) -> str:
     """Return a key of what a task asks and how long it is trained, whatever its name and its files' location.
 
     `again`: hash the files again instead of using remembered hashes.
     """
+    if isinstance(task, Pairs):
+        content = task_fingerprint(task, store, again=again)
+        return content_key(
+            {"generation": GENERATION, "content": content} | {**encode(task), "source": "in content"}
+        )
     splits, form = task.splits, encode(task.form)
     used = parts_of(task)
     form = {name: value for name, value in form.items() if name not in task.form.files}
@@ -257,9 +267,12 @@ def parts_of(task: Task) -> dict[str, str]:
 LocalPlace = tuple[Path, str]  # a folder, and a name or pattern in it
 
 
-def _places(task: Task) -> dict[str, HubPlace | LocalPlace]:
+def _places(task: Task | Pairs) -> dict[str, HubPlace | LocalPlace]:
     """Return the place of each split, before anything is looked up."""
-    whose = f"task {task.name!r}"
+    whose = whose_files(task)
+    if isinstance(task, Pairs):
+        base = ASSETS if task.source.startswith(_BUILTIN) else Path()
+        return {"pairs": _place(whose, base, task.source.removeprefix(_BUILTIN))}
     parts = parts_of(task)
     if task.source.startswith(SIGN):
         base: HubPlace | Path = HubPlace.of(whose, task.source)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 import numpy
 
 from biphase.errors import DataError, SpecError, one_line
-from biphase.specs import Retrieve, Splits, Task
+from biphase.specs import Pairs, Retrieve, Splits, Task
 from biphase.specs.tasks import columns_of, filled, whole
 from biphase.tasks.files import (
     COLUMNS,
@@ -32,6 +32,7 @@ from biphase.tasks.files import (
     name_in,
     read_rows,
     schema_of,
+    whose_files,
 )
 
 
@@ -381,15 +382,27 @@ def _document_texts(
     return texts
 
 
+def load_pairs(source: Pairs | Task) -> list[Pair]:
+    """Return the pairs of files with two columns, or the training pairs of a retrieval task."""
+    if isinstance(source, Task):
+        return [*load(source, documents="judged").train]
+    whose, columns = whose_files(source), (source.query, source.positive)
+    pairs = [Pair(*texts) for texts in _pair_texts(whose, columns, files_of(source)["pairs"])]
+    if not pairs:
+        raise DataError(f"{whose} has no rows; put a query and a positive into each")
+    return pairs[: source.rows or None]
+
+
 def _pairs(whose: str, form: Retrieve, files: Sequence[Path]) -> list[Pair]:
-    pairs = []
-    for place, values in read_rows(whose, files, form.pair):
-        texts = (
-            _text(whose, value, name, place, needed=True)
-            for name, value in zip(form.pair, values, strict=True)
-        )
-        pairs.append(Pair(*map(_filled, (form.query, form.document), texts)))
-    return pairs
+    templates = form.query, form.document
+    return [Pair(*map(_filled, templates, texts)) for texts in _pair_texts(whose, form.pair, files)]
+
+
+def _pair_texts(whose: str, columns: tuple[str, str], files: Sequence[Path]) -> Iterator[list[str]]:
+    for place, values in read_rows(whose, files, columns):
+        yield [
+            _text(whose, value, name, place, needed=True) for name, value in zip(columns, values, strict=True)
+        ]
 
 
 def _filled(template: str, text: str) -> str:

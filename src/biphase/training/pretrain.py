@@ -12,18 +12,14 @@ direction.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import math
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -48,15 +44,27 @@ from biphase.models.backbone import (
 from biphase.models.native import is_masked, masked_forms
 from biphase.objectives import Batch, assign
 from biphase.presets import sources_of
-from biphase.progress import MINUTE
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.randomness import salt
 from biphase.records import encode
-from biphase.specs import Config, Corpus, Hub, Merge, Muon, Phase, Pretrain, Pretrained, RowObjective, Size
+from biphase.specs import (
+    Config,
+    Contrastive,
+    Corpus,
+    Hub,
+    Merge,
+    Muon,
+    Phase,
+    Pretrain,
+    Pretrained,
+    RowObjective,
+    Size,
+)
 from biphase.store import Store
-from biphase.text import duration, si
+from biphase.tasks.files import refuse_changed
 from biphase.training import checkpoint, distributed
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
+from biphase.training.contrastive import PairBatch, PairStream
 from biphase.training.distributed import Placed, Ranks, Replicated, layer_decays, place
 from biphase.training.loop import (
     MOST_CAPTURED,
@@ -64,10 +72,10 @@ from biphase.training.loop import (
     Hooks,
     LoopStep,
     PlainStep,
-    StepReading,
     train,
     worth_capturing,
 )
+from biphase.training.meter import BEHIND, READ_EVERY, Meter
 from biphase.training.optimizer import begin_phase
 from biphase.training.options import RuntimeOptions
 
@@ -220,193 +228,6 @@ def heldout_losses(
     return losses
 
 
-# ---------------------------------------------------------------- metrics
-
-
-# Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
-READ_EVERY, BEHIND = 10, 8
-
-
-class Meter:
-    """Collects the metrics of one training job: JSON lines, TensorBoard if installed, and a line on the terminal."""
-
-    def __init__(
-        self,
-        *,
-        title: str,
-        origin: int,  # steps taken by the runs before this one
-        first: int,
-        until: int,
-        tokens_per_step: int,
-        flops_per_token: float | None = None,
-        every: int = 1,  # steps between reads
-        behind: int = 0,  # steps left queued on the device while the host reads
-        lines: list[dict[str, Any]] | None = None,
-        texts: list[str] | None = None,  # the lines as JSON, if known
-        nonfinite_in_a_row: int = 0,
-        board: Path | None = None,
-        live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
-        out: TextIO | None = None,  # default: the current stderr
-        quiet: bool = False,
-    ) -> None:
-        self.lines = list(lines or [])
-        self.texts = [_text(line) for line in self.lines] if texts is None else list(texts)
-        self.title, self.origin, self.first, self.until = title, origin, first, until
-        self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
-        self.behind = behind
-        self.waiting: list[tuple[int, dict[str, Any], StepReading]] = []
-        self.nonfinite_in_a_row = nonfinite_in_a_row
-        self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
-        self.last_skipped: dict[str, Any] = {}
-        self.skipped = 0
-        self.last_shown = time.monotonic()
-        self.board_folder = board
-        self.board: Any = None
-        self.live_path = live
-        self.live_lines: TextIO | None = None
-        self.out = out or sys.stderr
-        self.quiet, self.live = quiet, self.out.isatty() and not quiet
-        self.rate = math.nan
-        self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
-
-    def step(self, step: int, facts: dict[str, Any], outcome: Tensor) -> None:
-        """Record one step with its loss, gradient norm and nonfinite flag; they are read every `every` steps."""
-        self.waiting.append((step, facts, StepReading(outcome.detach())))
-        if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
-            self.flush(but=0 if step + 1 == self.until else self.behind)
-
-    def flush(self, *, but: int = 0) -> None:
-        """Read the recorded steps, except the last `but`, which the device may still be computing."""
-        ready = self.waiting[: len(self.waiting) - but]
-        for step, facts, reading in ready:
-            loss, norm, nonfinite = reading.read()
-            line: dict[str, Any] = {
-                "step": self.origin + step + 1,
-                "loss": _number(loss),
-                "norm": _number(norm),
-                **facts,
-            }
-            if nonfinite:
-                self.nonfinite_in_a_row += 1
-                self.longest_nonfinite = max(self.longest_nonfinite, self.nonfinite_in_a_row)
-                self.last_skipped = line
-                self.skipped += 1
-                line["skipped"] = True
-                self.say(
-                    f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}, "
-                    f"samples {line['samples'][0]} to {line['samples'][1]}"
-                )
-            else:
-                self.nonfinite_in_a_row = 0
-                line.pop("samples", None)
-            self._keep(line)
-        if self.live_lines:
-            self.live_lines.flush()
-        if ready:
-            now, done = time.monotonic(), ready[-1][0] + 1
-            elapsed = now - self._mark[0]
-            if elapsed > 1 or math.isnan(self.rate):
-                self.rate = (done - self._mark[1]) * self.tokens_per_step / max(elapsed, 1e-9)
-                self._mark = (now, done)
-            self._show(self.lines[-1], done)
-        self.waiting = self.waiting[len(ready) :]
-
-    def event(self, step: int, **facts: Any) -> None:
-        """Record something that is not a step, e.g. held-out losses."""
-        self.flush()
-        self._keep({"step": self.origin + step, **facts})
-        if self.live_lines:
-            self.live_lines.flush()
-
-    def leave_out(self, seconds: float) -> None:
-        """Exclude `seconds` without steps from the measured rate."""
-        at, step = self._mark
-        self._mark = (at + seconds, step)
-
-    def say(self, text: str) -> None:
-        """Print a line above the progress line."""
-        if not self.quiet:
-            self.out.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
-            self.out.flush()
-
-    def close(self) -> None:
-        self.flush()
-        if self.live:
-            self.out.write("\r\x1b[K")
-        if self.board:
-            self.board.close()
-        if self.live_lines:
-            self.live_lines.close()
-            self.live_lines = None
-
-    def _show(self, line: dict[str, Any], done: int) -> None:
-        now = time.monotonic()
-        if self.quiet or (now - self.last_shown < (0.2 if self.live else MINUTE) and done != self.until):
-            return
-        self.last_shown = now
-        left = (self.until - done) * self.tokens_per_step / self.rate
-        flops = f"  {si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else ""
-        text = (
-            f"{self.title}  step {self.origin + done:,}/{self.origin + self.until:,}  loss {line['loss'] or math.nan:.3f}  "
-            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s{flops}  {duration(left)} left"
-        )
-        self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
-        self.out.flush()
-
-    def _keep(self, line: dict[str, Any]) -> None:
-        # Opened lazily, so that a training job that fails before its first line leaves no file open.
-        if self.live_path:
-            self.live_lines, self.live_path = _live(self.live_path, self.texts), None
-        if self.board_folder:
-            self.board, self.board_folder = _board(self.board_folder), None
-        self.lines.append(line)
-        self.texts.append(_text(line))
-        if self.board:
-            for name, value in _scalars(line):
-                self.board.add_scalar(name, value, line["step"])
-        if self.live_lines:
-            self.live_lines.write(self.texts[-1])
-
-
-def _board(folder: Path) -> Any:
-    """Return a TensorBoard writer if TensorBoard is installed."""
-    with contextlib.suppress(ImportError):
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder))
-    return None
-
-
-def _text(line: dict[str, Any]) -> str:
-    return json.dumps(line) + "\n"
-
-
-def _live(path: Path, lines: list[str]) -> TextIO | None:
-    """Open the live file and write the lines so far. It is for display only, so a disk error is ignored."""
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("w", encoding="utf-8")
-        file.writelines(lines)
-        file.flush()
-        return file
-    return None
-
-
-def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    scalars = []
-    for name, value in line.items():
-        if isinstance(value, dict):
-            scalars += _scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
-            scalars.append((f"{prefix}{name}", float(value)))
-    return scalars
-
-
-def _number(value: float) -> float | None:
-    """Return a float that JSON can represent; None if it is nonfinite."""
-    return value if math.isfinite(value) else None
-
-
 # ---------------------------------------------------------------- training jobs
 
 
@@ -426,7 +247,7 @@ class LiveModel:
     placed: Placed
     rope_base: float  # 0: the model's own
     key: str  # "": equal to no checkpoint in the store
-    graphs: Graphs[Batch] | None  # captured steps; they read weights and optimizer state where these are
+    graphs: Graphs[AnyBatch] | None  # captured steps; they read weights and optimizer state where these are
     lines: list[dict[str, Any]]  # the metrics up to `key`
     texts: list[str]  # the same as JSON
 
@@ -434,6 +255,9 @@ class LiveModel:
     def bytes(self) -> int:
         """Memory of the weights and of the optimizer state, which is twice as large."""
         return 3 * sum(weight.numel() * weight.element_size() for weight in self.model.parameters())
+
+
+AnyBatch = Batch | PairBatch
 
 
 class Pretraining:
@@ -464,7 +288,8 @@ class Pretraining:
         self.stream, self.heldout = streams_of(run, sources or {sources_of(run)[0]: shards}, words=words)
         self.rope_base = 0.0  # 0: the model's own
         self.phase: Phase | None = None  # the one that the model was last prepared for
-        self.graphs: Graphs[Batch] | None = None  # None: every step is a plain one
+        self.pairs: dict[Contrastive, PairStream] = {}  # of the contrastive phases in this job
+        self.graphs: Graphs[AnyBatch] | None = None  # None: every step is a plain one
         self.varlen = varlen_works(ranks.device, run.precision)
         self.loaded = False
         # When this job's first and last step ended and its last held-out losses were measured, in seconds of the wall
@@ -484,6 +309,8 @@ class Pretraining:
         self.texts: list[str] | None = None
         lines = self._load_nearest()
         self._adopt_arithmetic()
+        self._load_pairs()
+        on_pairs = self._pairs_at(self.target - 1)
         if self.graphs is None and self._capturable():
             self.graphs = Graphs(self.placed.optimizer, ranks.device)
         self.saver = Saver(self.store, ranks, self.model, self.placed, job=self.key)
@@ -493,7 +320,7 @@ class Pretraining:
             origin=run.origin_step,
             first=self.progress.step,
             until=self.target,
-            tokens_per_step=run.batch_tokens,
+            tokens_per_step=on_pairs.tokens_per_step if on_pairs else run.batch_tokens,
             flops_per_token=self.flops_per_token,
             every=1 if ranks.device.type == "cpu" else READ_EVERY,
             behind=0 if ranks.device.type == "cpu" else BEHIND,
@@ -556,6 +383,36 @@ class Pretraining:
             raise
         self.progress = loaded if step else replace(loaded, step=0, next_sample=run.origin_sample)
         return lines
+
+    def _load_pairs(self) -> None:
+        """Read the pairs of the contrastive phases in this job; refuse what cannot be trained on them."""
+        run, ranks = self.run, self.ranks
+        for phase in run.phases:
+            objective = phase.objective
+            missing = phase.first < self.target and phase.until > self.progress.step
+            if not isinstance(objective, Contrastive) or not missing or objective in self.pairs:
+                continue
+            if self.placed.sharded:
+                raise TrainingError(
+                    f"{run.name}: processes embed different numbers of texts, for which weights cannot be gathered "
+                    "together; type --shard none"
+                )
+            if objective.batch < ranks.world:
+                raise TrainingError(
+                    f"{run.name}: {ranks.world} processes cannot share {objective.batch} pairs; use fewer"
+                )
+            # As many tokens are embedded together as a micro-batch of rows has.
+            budget = self.micro_rows * run.packing.length
+            self.pairs[objective] = PairStream.of(
+                objective, run, self.shards, budget=budget, varlen=self.varlen
+            )
+            for source in objective.pairs if ranks.first else ():
+                refuse_changed(source, self.identities.task(source), self.store)
+
+    def _pairs_at(self, step: int) -> PairStream | None:
+        """Return the pairs that step `step` trains on; None if it trains on rows."""
+        objective = self.run.phase_at(step).objective
+        return self.pairs[objective] if isinstance(objective, Contrastive) else None
 
     def _facts(self) -> tuple[object, ...]:
         """Return everything that `starting_model` and `place` read of a run."""
@@ -627,6 +484,7 @@ class Pretraining:
             return
         self.phase, placed = phase, self.placed
         self._set_rope_base(phase.rope_base)
+        self.model.use_compiled(not isinstance(phase.objective, Contrastive))
         layer_decay = phase.layer_decay or self.run.optimizer.layer_decay
         refrozen, rescaled = begin_phase(
             self.model, placed.learned, placed.optimizer, freeze=phase.freeze, layer_decay=layer_decay
@@ -718,11 +576,14 @@ class Pretraining:
             self.meter.close()
         return self.published
 
-    def _batches(self, step: int) -> list[Batch]:
-        """Return this process's micro-batches of one step."""
+    def _batches(self, step: int) -> list[AnyBatch]:
+        """Return this process's micro-batches of one step; pairs are one, since their loss is one."""
         run = self.run
         phase = run.phase_at(step)
-        first, inside = run.origin_sample + step * run.rows_per_step, step - phase.first
+        if isinstance(phase.objective, Contrastive):
+            pairs = self.pairs[phase.objective]
+            return [pairs.batch(run.origin_step + step, self.ranks.rank, self.ranks.world)]
+        first, inside = run.origin_sample + run.rows_until(step), step - phase.first
         every = assign(phase.objective, first, run.rows_per_step, seed=run.seed, step=inside)
         few = self.placed.path == "compiled" and len(every) > 1
         parts = share(every, self.ranks.rank, self.ranks.world, self.micro_rows, few_shapes=few)
@@ -739,15 +600,17 @@ class Pretraining:
         if self.placed.sharded:  # all processes must gather weights equally often
             passes = passes_of(every, self.ranks.world, self.micro_rows, few_shapes=few)
             batches += [batches[0].without_labels()] * (passes - len(batches))
-        return batches
+        return [*batches]
 
     def _autocast(self) -> AbstractContextManager[object]:
         return distributed.autocast(self.ranks.device, self.run.precision)
 
-    def _loss_sum(self, batch: Batch) -> torch.Tensor:
+    def _loss_sum(self, batch: AnyBatch) -> torch.Tensor:
         # Seed dropout by the sample index, so that a resumed run drops the same units. The fused path has no dropout.
         if self.placed.path != "fused":
             distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
+        if isinstance(batch, PairBatch):
+            return batch.loss_sum(self.model, self.ranks)
         z_loss = self.run.z_loss if self.model.training else 0.0  # held-out losses are without it
         return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen), z_loss=z_loss)
 
@@ -763,12 +626,17 @@ class Pretraining:
         now = time.monotonic()
         self.times.setdefault("first_step", time.time())
         progress = self.progress
-        progress.step, progress.next_sample = done.step + 1, progress.next_sample + self.run.rows_per_step
+        on_pairs = self._pairs_at(done.step)
+        progress.step, tokens = done.step + 1, self.run.batch_tokens
+        if on_pairs:
+            tokens = on_pairs.tokens(self.run.origin_step + done.step)
+        else:
+            progress.next_sample += self.run.rows_per_step
         progress.seconds, self.clock = progress.seconds + now - self.clock, now
-        progress.tokens += self.run.batch_tokens
+        progress.tokens += tokens
         if progress.flops is not None:
             each = self.flops_per_token
-            progress.flops = None if each is None else progress.flops + self.run.batch_tokens * each
+            progress.flops = None if each is None else progress.flops + tokens * each
 
     def _log(self, done: LoopStep) -> None:
         phase = self.run.phase_at(done.step)
@@ -781,18 +649,18 @@ class Pretraining:
         if ratio is not None:
             facts["ratio"] = ratio
         facts |= {"tokens": self.progress.tokens, "seconds": round(self.progress.seconds, 3)}
-        first = self.progress.next_sample - self.run.rows_per_step
-        facts["samples"] = [
-            first,
-            self.progress.next_sample - 1,
-        ]  # over all processes; kept only for skipped steps
+        rows, until = self.run.rows_per_step, self.progress.next_sample
+        if isinstance(phase.objective, Contrastive):
+            rows = phase.objective.batch
+            until = (self.run.origin_step + done.step + 1) * rows
+        facts["samples"] = [until - rows, until - 1]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.outcome)
         if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
             last = self.meter.last_skipped
             raise TrainingError(
                 f"{self.run.name}: {NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
                 f"{last['step']:,} with samples {last['samples'][0]} to {last['samples'][1]}; "
-                "lower schedule=WSD(peak=…) or look at the corpus there"
+                "lower schedule=WSD(peak=…) or look at the text there"
             )
 
     def _evaluate(self, done: LoopStep) -> None:
@@ -839,11 +707,17 @@ class Pretraining:
         )
         if self.placed.sharded:
             self.placed.sharded.rest()
+        facts: dict[str, Any] = {}
+        if on_pairs := self._pairs_at(trained):
+            most = self.run.heldout_tokens // (2 * on_pairs.objective.length)
+            with self._autocast():
+                facts = on_pairs.measure(self.model, self.ranks, most)
+            losses |= {on_pairs.objective.column: facts.pop("loss")} if facts else {}
         self.model.train()
         losses = {name: loss for name, loss in losses.items() if math.isfinite(loss)}
         self.meter.leave_out(time.monotonic() - self.clock)
         if losses:
-            self.meter.event(step, heldout=losses)
+            self.meter.event(step, heldout=losses, **facts)
         self.clock = time.monotonic()  # measuring does not count as training time
 
     def _save(self, done: LoopStep) -> None:

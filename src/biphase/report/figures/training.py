@@ -34,6 +34,7 @@ from biphase.report.figures.description import (
 )
 from biphase.report.pretraining import LATELY, Curve, Epochs, LossGap, curve, gaps
 from biphase.report.recipes import Recipe, named, recipe_at
+from biphase.specs import Contrastive
 from biphase.study.costs import REPEATED
 from biphase.study.plan import Plan, TrainingJob
 from biphase.text import listed, short
@@ -174,14 +175,15 @@ def _heldout(part: CurvePart, objective: str) -> Series:
 
 
 def _measured(parts: list[CurvePart]) -> list[str]:
-    """The objectives that every run was measured by; if there are none, up to three of any."""
+    """The objectives that every run was measured by, and pairs; if there are none, up to three of any."""
     every = list(dict.fromkeys(objective for part in parts for objective in part.curve.heldout))
     shared = [
         objective
         for objective in every
         if all(objective in part.curve.heldout for part in parts if part.curve.heldout)
     ]
-    return (shared or every)[:3]
+    pairs = [name for name in every if name == Contrastive.column and name not in shared]
+    return [*(shared or every)[:3], *pairs] if shared else every[:3]
 
 
 def _loss_panel(

@@ -1,0 +1,200 @@
+"""The metrics of a training job: JSON lines, TensorBoard, and a line on the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from torch import Tensor
+
+from biphase.progress import MINUTE
+from biphase.text import duration, si
+from biphase.training.loop import StepReading
+
+# Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
+READ_EVERY, BEHIND = 10, 8
+
+
+class Meter:
+    """Collects the metrics of one training job: JSON lines, TensorBoard if installed, and a line on the terminal."""
+
+    def __init__(
+        self,
+        *,
+        title: str,
+        origin: int,  # steps taken by the runs before this one
+        first: int,
+        until: int,
+        tokens_per_step: float,
+        flops_per_token: float | None = None,
+        every: int = 1,  # steps between reads
+        behind: int = 0,  # steps left queued on the device while the host reads
+        lines: list[dict[str, Any]] | None = None,
+        texts: list[str] | None = None,  # the lines as JSON, if known
+        nonfinite_in_a_row: int = 0,
+        board: Path | None = None,
+        live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
+        out: TextIO | None = None,  # default: the current stderr
+        quiet: bool = False,
+    ) -> None:
+        self.lines = list(lines or [])
+        self.texts = [_text(line) for line in self.lines] if texts is None else list(texts)
+        self.title, self.origin, self.first, self.until = title, origin, first, until
+        self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
+        self.behind = behind
+        self.waiting: list[tuple[int, dict[str, Any], StepReading]] = []
+        self.nonfinite_in_a_row = nonfinite_in_a_row
+        self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
+        self.last_skipped: dict[str, Any] = {}
+        self.skipped = 0
+        self.last_shown = time.monotonic()
+        self.board_folder = board
+        self.board: Any = None
+        self.live_path = live
+        self.live_lines: TextIO | None = None
+        self.out = out or sys.stderr
+        self.quiet, self.live = quiet, self.out.isatty() and not quiet
+        self.rate = math.nan
+        self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
+
+    def step(self, step: int, facts: dict[str, Any], outcome: Tensor) -> None:
+        """Record one step with its loss, gradient norm and nonfinite flag; they are read every `every` steps."""
+        self.waiting.append((step, facts, StepReading(outcome.detach())))
+        if step + 1 == self.until or len(self.waiting) >= self.every + self.behind:
+            self.flush(but=0 if step + 1 == self.until else self.behind)
+
+    def flush(self, *, but: int = 0) -> None:
+        """Read the recorded steps, except the last `but`, which the device may still be computing."""
+        ready = self.waiting[: len(self.waiting) - but]
+        for step, facts, reading in ready:
+            loss, norm, nonfinite = reading.read()
+            line: dict[str, Any] = {
+                "step": self.origin + step + 1,
+                "loss": _number(loss),
+                "norm": _number(norm),
+                **facts,
+            }
+            if nonfinite:
+                self.nonfinite_in_a_row += 1
+                self.longest_nonfinite = max(self.longest_nonfinite, self.nonfinite_in_a_row)
+                self.last_skipped = line
+                self.skipped += 1
+                line["skipped"] = True
+                self.say(
+                    f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}, "
+                    f"samples {line['samples'][0]} to {line['samples'][1]}"
+                )
+            else:
+                self.nonfinite_in_a_row = 0
+                line.pop("samples", None)
+            self._keep(line)
+        if self.live_lines:
+            self.live_lines.flush()
+        if ready:
+            now, done = time.monotonic(), ready[-1][0] + 1
+            elapsed = now - self._mark[0]
+            if elapsed > 1 or math.isnan(self.rate):
+                self.rate = (done - self._mark[1]) * self.tokens_per_step / max(elapsed, 1e-9)
+                self._mark = (now, done)
+            self._show(self.lines[-1], done)
+        self.waiting = self.waiting[len(ready) :]
+
+    def event(self, step: int, **facts: Any) -> None:
+        """Record something that is not a step, e.g. held-out losses."""
+        self.flush()
+        self._keep({"step": self.origin + step, **facts})
+        if self.live_lines:
+            self.live_lines.flush()
+
+    def leave_out(self, seconds: float) -> None:
+        """Exclude `seconds` without steps from the measured rate."""
+        at, step = self._mark
+        self._mark = (at + seconds, step)
+
+    def say(self, text: str) -> None:
+        """Print a line above the progress line."""
+        if not self.quiet:
+            self.out.write(f"\r\x1b[K{text}\n" if self.live else f"{text}\n")
+            self.out.flush()
+
+    def close(self) -> None:
+        self.flush()
+        if self.live:
+            self.out.write("\r\x1b[K")
+        if self.board:
+            self.board.close()
+        if self.live_lines:
+            self.live_lines.close()
+            self.live_lines = None
+
+    def _show(self, line: dict[str, Any], done: int) -> None:
+        now = time.monotonic()
+        if self.quiet or (now - self.last_shown < (0.2 if self.live else MINUTE) and done != self.until):
+            return
+        self.last_shown = now
+        left = (self.until - done) * self.tokens_per_step / self.rate
+        flops = f"  {si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else ""
+        text = (
+            f"{self.title}  step {self.origin + done:,}/{self.origin + self.until:,}  loss {line['loss'] or math.nan:.3f}  "
+            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s{flops}  {duration(left)} left"
+        )
+        self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
+        self.out.flush()
+
+    def _keep(self, line: dict[str, Any]) -> None:
+        # Opened lazily, so that a training job that fails before its first line leaves no file open.
+        if self.live_path:
+            self.live_lines, self.live_path = _live(self.live_path, self.texts), None
+        if self.board_folder:
+            self.board, self.board_folder = _board(self.board_folder), None
+        self.lines.append(line)
+        self.texts.append(_text(line))
+        if self.board:
+            for name, value in _scalars(line):
+                self.board.add_scalar(name, value, line["step"])
+        if self.live_lines:
+            self.live_lines.write(self.texts[-1])
+
+
+def _board(folder: Path) -> Any:
+    """Return a TensorBoard writer if TensorBoard is installed."""
+    with contextlib.suppress(ImportError):
+        from torch.utils.tensorboard import SummaryWriter
+
+        return SummaryWriter(str(folder))
+    return None
+
+
+def _text(line: dict[str, Any]) -> str:
+    return json.dumps(line) + "\n"
+
+
+def _live(path: Path, lines: list[str]) -> TextIO | None:
+    """Open the live file and write the lines so far. It is for display only, so a disk error is ignored."""
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w", encoding="utf-8")
+        file.writelines(lines)
+        file.flush()
+        return file
+    return None
+
+
+def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
+    scalars = []
+    for name, value in line.items():
+        if isinstance(value, dict):
+            scalars += _scalars(value, f"{prefix}{name}/")
+        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
+            scalars.append((f"{prefix}{name}", float(value)))
+    return scalars
+
+
+def _number(value: float) -> float | None:
+    """Return a float that JSON can represent; None if it is nonfinite."""
+    return value if math.isfinite(value) else None

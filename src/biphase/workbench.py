@@ -75,6 +75,10 @@ class Workbench:
         """Fine-tune a model on tasks over learning rates and seeds, and score it."""
         return self.command("evaluate", model, tasks=tasks, **options)
 
+    def compare(self, *models: str | Path, tasks: Iterable[str] | str, **options: Any) -> Any:
+        """Fine-tune models on the same tasks, and say where the others differ from the first."""
+        return self.command("compare", *models, tasks=tasks, **options)
+
     def export(self, key: str, folder: str | Path, **options: Any) -> Any:
         """Write a trained model as a folder for transformers and sentence-transformers."""
         return self.command("export", key, folder, **options)

@@ -79,6 +79,36 @@ def test_every_checkpoint_is_evaluated_under_its_own_key(tiny_run, store, grid, 
     assert [run.name for run in asked(plan.results["on-1"], store).runs] == ["on-1"]
 
 
+# ---------------------------------------------------------------- several models
+
+
+def test_models_are_compared_from_the_command_line(tiny_run, store, worker, verb):
+    """Two checkpoints of a store, fine-tuned alike: scores are those of `evaluate`, so nothing is computed twice."""
+    runs = tiny_run("first", Stage(CLM(), 6)), tiny_run("second", Stage(MLM(0.4), 6))
+    plan = make_plan(Study("s", runs), identities(store))
+    save_plan(plan, store)
+    worker(plan, store, evaluated=set()).work()
+    first, second = plan.results.values()
+    grid = ("--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0-1", "--steps", 3, "--store", store.root)
+    code, said, _ = verb("compare", first[:8], second[:8], *grid)
+    assert code == 0, said
+    assert re.search(r"A +first\n +B +second\n", said) and re.search(r"sources-mini( +\S+){3} +\[", said), (
+        said
+    )
+    trials = set(store.trials.iterdir())
+    assert len(trials) == 4
+    code, said, _ = verb("compare", second[:8], first[:8], "--json", *grid)
+    (one,) = json.loads(said)["differences"]
+    assert one["other"] == "first" and one["difference"] == pytest.approx(one["scores"][1] - one["scores"][0])
+    assert verb("evaluate", first[:8], *grid)[0] == 0 and set(store.trials.iterdir()) == trials
+
+
+def test_one_model_alone_is_not_compared(store, verb):
+    for models, why in ((["a"], "alone"), (["a", "b", "a"], "twice")):
+        code, _, told = verb("compare", *models, "--tasks", "sources-mini", "--store", store.root)
+        assert code == 2 and why in told and "biphase compare MODEL OTHER" in told and told.count("\n") == 1
+
+
 # ---------------------------------------------------------------- the grid
 
 

@@ -1,4 +1,4 @@
-"""The verbs `adapt`, `evaluate` and `export`."""
+"""The verbs `adapt`, `evaluate`, `compare` and `export`."""
 
 from __future__ import annotations
 
@@ -13,8 +13,11 @@ from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show,
 from biphase.cli.study import ForTime, Quiet, compute
 
 if TYPE_CHECKING:
+    from biphase.report.comparison import Difference
+    from biphase.report.evidence import Evidence
     from biphase.specs import Finetune, Study
     from biphase.store import Store
+    from biphase.study.plan import Plan
 
 Model = Annotated[
     str,
@@ -180,8 +183,58 @@ def evaluate(
     )  # fmt: skip
 
 
+@app.command()
+def compare(
+    models: list[str] = Argument(
+        ..., metavar="MODEL OTHER...", help="folders, owner/name@commit, or first digits of checkpoints' keys"
+    ),
+    tasks: str = Option(
+        ...,
+        help="tasks by name, 'paper', a family (SC, TC, QA, IR, SR, ML, MC), or a folder or file of your own",
+    ),
+    store_folder: StoreFolder = DEFAULT_STORE,
+    lrs: str = Option("1e-5,3e-5,1e-4", help="learning rates, comma-separated"),
+    seeds: str = Option(SEEDS, help="seeds, comma-separated or as 0-4"),
+    steps: int = Option(0, min=0, help="fine-tuning steps per task; 0: the task's own"),
+    effect: float = Option(1.0, min=0.01, max=99, help="a difference worth finding, in points"),
+    discard: Keep = 0,
+    precision: str = Option("", help="fp32, bf16 or pure-bf16; default: bf16, on a CPU fp32"),
+    length: int = Option(0, min=0, help="longest input in tokens; 0: 99% of the model's context"),
+    documents: str = Option("", help="retrieve among judged or all; default: judged"),
+    data: Data = None,
+    for_time: ForTime = "",
+    processes: int = Option(1, min=1, help="processes that fine-tune in parallel"),
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Fine-tune two or more models on the same tasks, and say on which the others differ from the first."""
+    from biphase.cluster import launch
+    from biphase.report.comparison import compare as differences
+    from biphase.report.comparison import render
+    from biphase.report.evidence import gather
+    from biphase.store import Store
+    from biphase.study.build import comparison, finetuning
+    from biphase.study.datasets import tasks_named
+
+    limit = launch.seconds(for_time) if for_time else None
+    chosen = tasks_named(tasks, data=data, steps=steps, lrs=lrs, seeds=seeds)
+    grid = finetuning(chosen, lrs, seeds, "standard", precision, documents, length, discard)
+    store = Store.open(store_folder)
+
+    def compared(plan: Plan) -> tuple[Evidence, list[Difference]]:
+        evidence = gather(plan, store)
+        return evidence, differences(evidence)
+
+    _compute(
+        "compare", comparison(models, grid, store, effect), store, pretrains=False, quiet=quiet, processes=processes,
+        limit=limit, as_json=as_json, describe_tasks=True,
+        more=lambda plan: render(*compared(plan)),
+        more_json=lambda plan: {"differences": [one.to_json() for one in compared(plan)[1]]},
+    )  # fmt: skip
+
+
 def _compute(verb: str, study: Study, store: Store, *, pretrains: bool, quiet: bool, **work: Any) -> None:
-    """Compute the study of one model; `pretrains`: also its training jobs. `work`: further arguments of `compute`."""
+    """Compute a study of models; `pretrains`: also its training jobs. `work`: further arguments of `compute`."""
     from biphase.study.plan import PLAN, identities, make_plan
     from biphase.training.options import RuntimeOptions
 

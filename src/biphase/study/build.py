@@ -1,6 +1,6 @@
-"""Studies built from command-line options: `biphase evaluate MODEL` and `biphase adapt MODEL`.
+"""Studies built from command-line options: `biphase evaluate MODEL`, `compare MODEL …` and `adapt MODEL`.
 
-`evaluation` makes a study that fine-tunes one existing model; `finetuning` parses its grid of tasks, learning rates
+`evaluation` makes a study that fine-tunes existing models; `finetuning` parses its grid of tasks, learning rates
 and seeds. `adaptation` makes a study that continues an existing model with a masked objective until it attends in
 both directions; `before_after` reports what came of it. Study names end with a hash of the options, so that
 different options do not share a study.
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -56,6 +57,21 @@ def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
     run = run_named(model, store)
     digest = content_key({"model": model, "finetune": encode(finetune)})[:8]
     return Study(f"evaluate-{run.name}-{digest}", runs=(run,), finetune=finetune)
+
+
+def comparison(models: Sequence[str], finetune: Finetune, store: Store, effect: float) -> Study:
+    """Return the study of several models; models of one name get a number. `effect`: points worth finding."""
+    repeated = [model for at, model in enumerate(models) if model in models[:at]]
+    if len(models) < 2 or repeated:
+        what = f"{repeated[0]} is named twice" if repeated else f"{models[0]} alone cannot be compared"
+        raise SpecError(f"{what}; name two models or more: biphase compare MODEL OTHER --tasks sst2")
+    runs: list[Pretrain] = []
+    for model in models:
+        run = run_named(model, store)
+        alike = sum(re.fullmatch(rf"{re.escape(run.name)}(-\d+)?", other.name) is not None for other in runs)
+        runs.append(replace(run, name=f"{run.name}-{alike + 1}") if alike else run)
+    digest = content_key({"models": list(models), "finetune": encode(finetune), "effect": effect})[:8]
+    return Study(f"compare-{runs[0].name}-{digest}", runs=tuple(runs), finetune=finetune, effect=effect)
 
 
 def finetuning(

@@ -99,14 +99,19 @@ def test_models_are_compared_from_the_command_line(tiny_run, store, worker, verb
     assert len(trials) == 4
     code, said, _ = verb("compare", second[:8], first[:8], "--json", *grid)
     (one,) = json.loads(said)["differences"]
-    assert one["other"] == "first" and one["difference"] == pytest.approx(one["scores"][1] - one["scores"][0])
-    assert verb("evaluate", first[:8], *grid)[0] == 0 and set(store.trials.iterdir()) == trials
+    assert one["other"] == "first"
+    assert one["difference"] == pytest.approx(one["scores"][1] - one["scores"][0])
+    assert verb("evaluate", first[:8], *grid)[0] == 0
+    assert set(store.trials.iterdir()) == trials
 
 
 def test_one_model_alone_is_not_compared(store, verb):
     for models, why in ((["a"], "alone"), (["a", "b", "a"], "twice")):
         code, _, told = verb("compare", *models, "--tasks", "sources-mini", "--store", store.root)
-        assert code == 2 and why in told and "biphase compare MODEL OTHER" in told and told.count("\n") == 1
+        assert code == 2
+        assert why in told
+        assert "biphase compare MODEL OTHER" in told
+        assert told.count("\n") == 1
 
 
 # ---------------------------------------------------------------- the grid

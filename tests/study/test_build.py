@@ -92,9 +92,8 @@ def test_models_are_compared_from_the_command_line(tiny_run, store, worker, verb
     grid = ("--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0-1", "--steps", 3, "--store", store.root)
     code, said, _ = verb("compare", first[:8], second[:8], *grid)
     assert code == 0, said
-    assert re.search(r"A +first\n +B +second\n", said) and re.search(r"sources-mini( +\S+){3} +\[", said), (
-        said
-    )
+    assert re.search(r"A +first\n +B +second\n", said), said
+    assert re.search(r"sources-mini( +\S+){3} +\[", said), said
     trials = set(store.trials.iterdir())
     assert len(trials) == 4
     code, said, _ = verb("compare", second[:8], first[:8], "--json", *grid)

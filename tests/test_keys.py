@@ -155,6 +155,7 @@ OTHER_OBJECTIVES = [
     MLM(0.4, unit="word"),
     MLM(0.4, unit="span"),
     MLM(0.4, unit="span", mean_span=4),
+    MLM(0.4, masks="static"),
 ]
 
 

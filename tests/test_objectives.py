@@ -24,6 +24,7 @@ EVERY = [
     MNTP(0.4),
     MLM(Uniform(0, 1), replace=(0.8, 0.1, 0.1), weight="1/ratio"),
     MNTP(Uniform(0.2, 0.6)),
+    MLM(0.3, masks="static"),
 ]
 
 

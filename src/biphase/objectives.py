@@ -190,7 +190,7 @@ def apply(
 ) -> ModelInputs:
     """Make the model inputs of `ids` (B, T) under `objective`, `step` steps into its phase.
 
-    `samples` (B,) are the rows' sample indices, which determine the masks. CLM predicts the next token of the segment
+    `samples` (B,) are the rows' sample indices, which determine the masks; for static masks the rows of the corpus. CLM predicts the next token of the segment
     at each position. MLM masks a share of the non-special tokens and predicts them in place; MNTP predicts them one
     position earlier, so it never masks the first token of a segment. CLM and MLM losses are not comparable: compare
     losses within one objective only.

@@ -39,7 +39,7 @@ assert COMMANDS
 def test_every_documented_study_plans(path, text, tmp_path):
     study = tmp_path / "shown.py"
     study.write_text(text)
-    done = biphase("plan", str(study), "--store", str(tmp_path / "store"))
+    done = biphase("plan", str(study), "--store", str(tmp_path / "store"), cwd=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -134,15 +134,20 @@ class Stream:
         left_out = len(self.tokens) % self.packing.length
         return {"epochs": self.epochs(samples), "tokens_left_out": left_out}
 
-    def ids(self, samples: Tensor) -> Tensor:
-        """Return the true tokens of the sample indices `samples`. (B,) → (B, T)"""
+    def index(self, samples: Tensor) -> Tensor:
+        """Return the rows of the corpus that the sample indices `samples` read. (B,) → (B,)"""
         index = samples % self.rows
         if self.shuffled:
             epochs = samples // self.rows
             for epoch in epochs.unique().tolist():
                 here = epochs == epoch
                 index[here] = permute(index[here], self.rows, salt(self.seed, "order", epoch))
-        return torch.from_numpy(self.tokens.rows(index.numpy(), self.packing.length).astype(np.int64))
+        return index
+
+    def ids(self, samples: Tensor) -> Tensor:
+        """Return the true tokens of the sample indices `samples`. (B,) → (B, T)"""
+        rows = self.tokens.rows(self.index(samples).numpy(), self.packing.length)
+        return torch.from_numpy(rows.astype(np.int64))
 
     def batch(
         self,
@@ -160,8 +165,9 @@ class Stream:
         """
         ids = self.ids(samples)
         segments = segments_of(self.packing, ids, samples, seed=self.seed, eos_id=self.eos_id)
+        masked_by = self.index(samples) if objective.static else samples
         inputs = apply(
-            objective, ids, segments, samples, seed=self.seed, step=step, vocabulary=self.vocabulary
+            objective, ids, segments, masked_by, seed=self.seed, step=step, vocabulary=self.vocabulary
         )
         flat = inputs.labels.flatten()
         label_at = (flat != IGNORE).nonzero().flatten()
@@ -287,14 +293,26 @@ class BlendedStream(Stream):
         }
         return {"epochs": max(one["epochs"] for one in each.values()), "sources": each}
 
+    def index(self, samples: Tensor) -> Tensor:
+        """Return the rows of all corpora, counted through."""
+        index, first = torch.empty_like(samples), 0
+        for own, stream, inside in self._read(samples):
+            index[own] = first + stream.index(inside)
+            first += stream.rows
+        return index
+
     def ids(self, samples: Tensor) -> Tensor:
-        sources, inside = self.sampler.locate(samples)
         ids = torch.empty((len(samples), self.packing.length), dtype=torch.int64)
+        for own, stream, inside in self._read(samples):
+            ids[own] = stream.ids(inside)
+        return ids
+
+    def _read(self, samples: Tensor) -> Iterator[tuple[Tensor, Stream, Tensor]]:
+        """Yield which of the samples each corpus has, its stream, and their sample indices within it."""
+        sources, inside = self.sampler.locate(samples)
         for number, stream in enumerate(self.streams.values()):
             own = sources == number
-            if own.any():
-                ids[own] = stream.ids(inside[own])
-        return ids
+            yield own, stream, inside[own]
 
 
 def training_stream(run: Pretrain, sources: Mapping[Corpus, Shards], *, words: bool = False) -> Stream:

@@ -11,6 +11,7 @@ one it is:
     shifted          a token is predicted at the position before it
     rule             shares of masked tokens that become the mask token, become random, stay: 100/0/0
     plain            masked tokens, if any, all become the mask token
+    static           masks depend on the row of the corpus alone, so they repeat in every epoch
     restarts         two neighbouring phases of this objective differ from one long phase
     ratio_at(step)   the masking ratio `step` steps into its phase; None if nothing is masked or rows differ
     parts_at(step)   the objectives of the rows of that step, each with its share; itself alone, if it is no mixture
@@ -19,7 +20,7 @@ one it is:
 
 and those of one row:
 
-    at(step)         the objective as it is at that step, with a constant ratio
+    at(step)         the objective as it is at that step, with a constant ratio, on text that is read once
     highest_ratio    the largest share of tokens that are predicted
     label_variance   the variance of the number of labels of a row
 
@@ -64,6 +65,7 @@ class CLM:
     shifted: ClassVar[bool] = True
     rule: ClassVar[str] = ""
     plain: ClassVar[bool] = True
+    static: ClassVar[bool] = False
     restarts: ClassVar[bool] = False
     highest_ratio: ClassVar[float] = 1.0
     constant_ratio: ClassVar[None] = None
@@ -166,7 +168,8 @@ class MLM:
     `replace` gives the shares of masked tokens that become the mask token, become a random token, or stay unchanged.
     EuroBERT uses (1, 0, 0), BERT (0.8, 0.1, 0.1). With `weight` "1/ratio" the loss of a row is weighted by the inverse
     of its masking ratio, and all rows weigh the same however much of them is masked. `unit` is what is masked as a
-    whole: single tokens, words, or spans of random lengths with a mean of `mean_span` tokens.
+    whole: single tokens, words, or spans of random lengths with a mean of `mean_span` tokens. `masks` are drawn anew each
+    time a row is read ("dynamic"), or once for all epochs ("static").
     """
 
     ratio: float | Linear | Cosine | Uniform
@@ -174,6 +177,7 @@ class MLM:
     weight: Literal["1", "1/ratio"] = added("1")
     unit: Literal["token", "word", "span"] = added("token")
     mean_span: float = added(3.0)
+    masks: Literal["dynamic", "static"] = added("dynamic")
 
     causal: ClassVar[bool] = False
     shifted: ClassVar[bool] = False
@@ -212,7 +216,8 @@ class MLM:
         """What differs from masking single tokens, all by the mask token, with labels of equal weight."""
         unit = {"token": "", "word": "words", "span": f"spans of {self.mean_span:g}"}[self.unit]
         rule, weight = "" if self.plain else self.rule, "" if self.weight == "1" else "weighted 1/ratio"
-        return [variant for variant in (unit, rule, weight) if variant]
+        masks = "static masks" if self.static else ""
+        return [variant for variant in (unit, rule, weight, masks) if variant]
 
     @property
     def column(self) -> str:
@@ -228,13 +233,17 @@ class MLM:
         return self.replace == ALL_MASKED
 
     @property
+    def static(self) -> bool:
+        return self.masks == "static"
+
+    @property
     def restarts(self) -> bool:
         """Whether the ratio follows a schedule, which is counted from the start of the phase."""
         return isinstance(self.ratio, RatioSchedule)
 
     @property
     def constant_ratio(self) -> float | None:
-        usual = (self.weight, self.unit) == ("1", "token")
+        usual = (self.weight, self.unit, self.masks) == ("1", "token", "dynamic")
         return self.ratio if isinstance(self.ratio, float) and usual else None
 
     @property
@@ -251,7 +260,8 @@ class MLM:
         return None if isinstance(self.ratio, Uniform) else self.ratio
 
     def at(self, step: int) -> MLM:
-        return replace(self, ratio=self.ratio.at(step)) if isinstance(self.ratio, RatioSchedule) else self
+        moves = isinstance(self.ratio, RatioSchedule)
+        return replace(self, ratio=self.ratio.at(step) if moves else self.ratio, masks="dynamic")
 
     def parts_at(self, step: int) -> tuple[Part, ...]:
         return (Part(self),)

@@ -284,7 +284,7 @@ class _Pricing:
                 causal=objective.causal,
                 labelled=objective.labelled_share(run.packing, job.first - began, job.step - began),
             )
-            for objective in heldout_objectives(*(part.objective for part in parts))
+            for objective in heldout_objectives(*(part.objective.at(0) for part in parts))
         )
 
     def tuning(

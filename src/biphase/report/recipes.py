@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -142,7 +142,14 @@ class Model:
 
 
 class Published:
-    """Numbers that papers print for their models, looked up by recipe. This class has none; a paper overrides it."""
+    """Numbers that papers print for their models, looked up by recipe.
+
+    `contrasts` are printed values of a claim's contrast by claim and name of the size, where they do not follow from
+    means over families; a paper with more than that overrides the lookups.
+    """
+
+    def __init__(self, contrasts: Mapping[tuple[str, str], float] | None = None):
+        self.contrasts = contrasts or {}
 
     def family_mean(self, recipe: Recipe, family: str) -> float | None:
         """The printed mean of this recipe over the datasets of a family, in percent; None if there is none."""
@@ -158,7 +165,7 @@ class Published:
 
     def contrast(self, claim: str, recipe: Recipe) -> float | None:
         """The printed value of a claim's contrast at this recipe, where it does not follow from family means."""
-        return None
+        return self.contrasts.get((claim, recipe.size))
 
 
 def named(objective: str) -> str:

@@ -78,6 +78,7 @@ def plan(
     gpus: int = Option(
         0, min=0, help="elapsed time on this many GPUs, and memory and time of one job on all"
     ),
+    price: float = Option(0.0, min=0, help="what one device costs an hour: prices the study and its runs"),
     verify: Verify = False,
     as_json: AsJson = False,
 ) -> None:
@@ -101,12 +102,12 @@ def plan(
         claims = verdicts.prospects(plan, gather(plan, store) if tuned.done else None, papers_of(plan.study))
     scaled = ManyGpus(plan, store, gpus, device) if gpus else None
     if as_json:
-        facts = plan_json(plan, done=done, tuned=tuned, bill=priced)
+        facts = plan_json(plan, done=done, tuned=tuned, bill=priced, price=price)
         facts |= {"claims": verdicts.as_json(claims)} | ({"gpus": scaled.as_json()} if scaled else {})
         print(json.dumps(facts, indent=1))
         return
     lines, path = verdicts.render(claims) if claims else [], with_store(study_file, store_folder)
-    show(render(plan, done=done, tuned=tuned, bill=priced, command_path=path, claims=lines))
+    show(render(plan, done=done, tuned=tuned, bill=priced, command_path=path, claims=lines, price=price))
     if scaled:
         show("\n".join(scaled.render()))
 

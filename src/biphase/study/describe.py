@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -25,19 +26,23 @@ from biphase.store import Store
 from biphase.study import ledger
 from biphase.study.costs import Costs, costs
 from biphase.study.ledger import Count, JobStatus, Row, TuningGrid, score_rows, scores_json, with_interval
+from biphase.study.many_gpus import MEMORY, fit_lines, needs
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
 from biphase.study.prices import Bill
 from biphase.text import counted, duration, objective_title, short, si
 
 PAGE = 110  # characters per line
+MANY_RUNS = 12  # above, costs are shown by model instead of by run
 MASK_RULES = {"own": "its own", "reserved": "a reserved slot", "added": "added"}
 
 
 # ---------------------------------------------------------------- costs and totals
 
 
-def summary(plan: Plan, done: Collection[str], tuned: Count, bill: Bill, command_path: str) -> list[str]:
-    """Return the lines below the tree."""
+def summary(
+    plan: Plan, done: Collection[str], tuned: Count, bill: Bill, command_path: str, price: float = 0.0
+) -> list[str]:
+    """Return the lines below the tree; `price`: of one device for an hour."""
     every, left = costs(plan), plan.left(done)
     written, to_compute = plan.steps_written, plan.steps_to_compute
     shared = f" ({written:,} as written, {written - to_compute:,} shared)" if written > to_compute else ""
@@ -60,7 +65,13 @@ def summary(plan: Plan, done: Collection[str], tuned: Count, bill: Bill, command
         screened = f" after {short_ones:,} short ones that screen learning rates" if short_ones else ""
         parts.append(f"{counted(sum(grid.finetunings for grid in grids), 'fine-tuning')}{screened}")
         parts.append(counted(sum(grid.scores for grid in grids), "score"))
-    below = [*_elapsed_line(plan, bill, left), *_basis(plan, bill), *_text_notes(bill)]
+    below = [
+        *_elapsed_line(plan, bill, left),
+        *_cost_line(plan, bill, price),
+        *(fit_lines(plan, bill.device) if bill.device in MEMORY else ()),
+        *_basis(plan, bill),
+        *_text_notes(bill),
+    ]
     wrapped = [line for note in below for line in wrap(note, PAGE, subsequent_indent="  ")]
     return [*_flow(parts), *wrapped, *every.notes, *bill.notes, _next(plan, left, tuned, bill, command_path)]
 
@@ -109,7 +120,36 @@ def _elapsed_line(plan: Plan, bill: Bill, left: Collection[str]) -> list[str]:
     without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
     by = f"{took.workers:,} {bill.device}, a job on each" if took.workers > 1 else f"one {bill.device}"
     chain = f"; the longest chain of jobs takes {duration(took.chain)} ({took.ends})" if took.ends else ""
-    return [f"elapsed: {duration(took.seconds)} on {by}{without}{chain}"]
+    ends = f"; started now, it ends on {_ending(took.seconds):%a %d %b %Y at %H:%M}" if bill.dated else ""
+    return [f"elapsed: {duration(took.seconds)} on {by}{without}{chain}{ends}"]
+
+
+def _ending(seconds: float) -> datetime:
+    """Return the local time that many seconds from now; at most a century from now."""
+    return datetime.now().astimezone() + timedelta(seconds=min(seconds, 36_525 * 86_400))
+
+
+def _cost_line(plan: Plan, bill: Bill, price: float) -> list[str]:
+    """Say what the whole plan costs at `price` per hour of one device, and each run."""
+    runs = bill.cost_by_run(plan, price)
+    if not price or not runs:
+        return []
+    pretraining, finetuning = bill.pretraining() * price, bill.finetuning(bill.grids) * price
+    parts = [f"pretraining {_money(pretraining)}", f"fine-tuning {_money(finetuning)}"]
+    of = f" ({', '.join(parts)})" if bill.tunings and bill.jobs else ""
+    without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
+    if len(runs) > MANY_RUNS:
+        models: Counter[str] = Counter()
+        for run in plan.study.runs:
+            models[_start(run.root)] += runs.get(run.name, 0.0)
+        runs = dict(models)
+    each = ", ".join(f"{name} {_money(cost)}" for name, cost in runs.items())
+    split = f"; {each}" if len(runs) > 1 else ""
+    return [f"cost at {price:g} an hour: {_money(pretraining + finetuning)}{of}{without}{split}"]
+
+
+def _money(amount: float) -> str:
+    return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
 
 
 def _basis(plan: Plan, bill: Bill) -> list[str]:
@@ -186,20 +226,24 @@ def render(
     bill: Bill,
     command_path: str,
     claims: list[str],
+    price: float = 0.0,
 ) -> str:
     """Return what `biphase plan` prints.
 
-    `tuned`: how many fine-tunings are done and planned; `claims`: lines to print between tree and costs.
+    `tuned`: how many fine-tunings are done and planned; `claims`: lines to print between tree and costs; `price`: of
+    one device for an hour.
     """
     name, question = plan.study.name, plan.question
     head = wrap(f"{name}: {question}" if question else name, PAGE, subsequent_indent="  ")
     body = _tree(plan, done)
     body += ["", *claims] if claims else []
-    below = summary(plan, done, tuned, bill, command_path)
+    below = summary(plan, done, tuned, bill, command_path, price)
     return "\n".join([*head, "", *body, "", *below])
 
 
-def plan_json(plan: Plan, *, done: Collection[str], tuned: Count, bill: Bill) -> dict[str, Any]:
+def plan_json(
+    plan: Plan, *, done: Collection[str], tuned: Count, bill: Bill, price: float = 0.0
+) -> dict[str, Any]:
     """Return the same facts for programs."""
     left = plan.left(done)
     every, took = costs(plan), bill.elapsed(plan, left)
@@ -215,7 +259,23 @@ def plan_json(plan: Plan, *, done: Collection[str], tuned: Count, bill: Bill) ->
         "costs": numbers(every, None),
         "costs_left": numbers(costs(plan, left), left),
         "prices": bill.prices_json(left),
-        "elapsed": asdict(took) if took else None,
+        "elapsed": asdict(took) | {"ends_at": _ending(took.seconds).isoformat("T", "minutes")}
+        if took
+        else None,
+        "cost": {
+            "an_hour": price,
+            "pretraining": bill.pretraining() * price,
+            "finetuning": bill.finetuning(bill.grids) * price,
+            "runs": bill.cost_by_run(plan, price),
+        }
+        if price
+        else None,
+        "memory": {
+            "device_bytes": MEMORY[bill.device],
+            "jobs": [asdict(need) for need in needs(plan, bill.device)],
+        }
+        if bill.device in MEMORY
+        else None,
         "corpora": [
             {
                 "name": text.corpus.name,
@@ -302,8 +362,12 @@ def _titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
     }
 
 
+def _start(run: Pretrain) -> str:
+    return getattr(run.start, "name", "") or getattr(run.start, "source", "")
+
+
 def _title(run: Pretrain, *, trained: bool) -> str:
-    start = getattr(run.start, "name", "") or getattr(run.start, "source", "")
+    start = _start(run)
     return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 

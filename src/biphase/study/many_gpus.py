@@ -1,11 +1,11 @@
-"""Memory, traffic and time of one training job on many GPUs: what `biphase plan --gpus` prints below a plan.
+"""Whether jobs fit a GPU, and memory, traffic and time of one training job on many: `biphase plan --device --gpus`.
 
     memory   weights, gradients and optimizer state, 16 bytes per parameter, divided by the GPUs that share them;
              16-bit copies of the weights; the activations of a micro-batch; the logits of a slice
     traffic  bytes sent by each GPU. Not sharded: an all-reduce of fp32 gradients. Sharded: weights are gathered
              forward and backward for every micro-batch, gradients are reduced and scattered once a step
 
-Nothing here is measured except the speed of one GPU. A GPU computes its share of a step's rows. The all-reduce of
+`needs` compares every kind of job of a plan with the memory of one GPU. Nothing here is measured except the speed of one GPU. A GPU computes its share of a step's rows. The all-reduce of
 gradients starts after the backward pass, so the two times are added; gathering of shards overlaps with computing
 other blocks, so the longer one counts. Sharding and recomputation use torch's compiler instead of biphase's own
 kernels, which costs a factor `COMPILED`. Not counted: latencies, stragglers, data loading and checkpoints.
@@ -15,12 +15,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 from biphase.errors import SpecError, nearest
-from biphase.protocol import GIB, RECOMPUTE_TOKENS, micro_rows, rows_per_slice, supported_head_width
-from biphase.specs import Contrastive, Size
+from biphase.protocol import (
+    FINETUNE_TOKENS,
+    GIB,
+    RECOMPUTE_TOKENS,
+    input_length,
+    micro_rows,
+    rows_per_slice,
+    supported_head_width,
+    token_share,
+)
+from biphase.specs import Contrastive, Finetune, Pretrain, Size
 from biphase.store import Store
 from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of
 from biphase.study.devices import PLANNED_DEVICE, Speeds, at_hand, device_named
@@ -64,6 +73,7 @@ INTERCONNECTS = {
     "mi250x-gcd": Interconnect(8, 64e9, 50e9, 12.5e9, _CRAY, own_kernels=False),
     "l40s": Interconnect(8, 48e9, 32e9, 12.5e9, "PCIe 4.0 ×16; 100 Gb/s a GPU assumed"),
 }
+MEMORY = {name: joined.memory for name, joined in INTERCONNECTS.items()} | {"rtx4090": 24e9}  # bytes per GPU
 
 
 @dataclass(frozen=True)
@@ -195,6 +205,114 @@ def _ring_bytes(size: float, members: int, rounds: int = 1) -> float:
     return rounds * (members - 1) / members * size
 
 
+# ---------------------------------------------------------------- one GPU
+
+
+ALONE = ShardingOption("none", 1)
+
+
+@dataclass(frozen=True)
+class Need:
+    """The memory that one kind of job of a plan needs on one GPU."""
+
+    model: str
+    work: str  # an objective, or "fine-tuning"
+    bytes: float
+    fits: bool
+    advice: str = ""  # options with which it fits, if it does not
+
+
+def needs(plan: Plan, device: str) -> list[Need]:
+    """Return what each kind of job needs on one GPU, the most first; kinds of unknown shape are left out."""
+    room, own = MEMORY[device] * ROOM, device not in INTERCONNECTS or INTERCONNECTS[device].own_kernels
+    found: dict[tuple[str, str], Need] = {}
+
+    def add(run: Pretrain, work: str, size: float, advice: str) -> None:
+        kind = _model(run), work
+        if kind not in found or found[kind].bytes < size:
+            found[kind] = Need(*kind, size, size <= room, "" if size <= room else advice)
+
+    for job in plan.jobs.values():
+        shape = None if job.merge or isinstance(job.objective, Contrastive) else shape_of(job.run)
+        if shape is not None and shape.vocab is not None:
+            load = load_of(job, shape, MEMORY[device], own=own)
+            size = sum(memory(load, ALONE).values())
+            add(job.run, job.objective.label, size, _advice(load, room))
+    for model, spec in plan.tuned.items():
+        run = (plan.jobs.get(model) or plan.roots[model]).run
+        if (shape := shape_of(run)) is not None:
+            add(run, "fine-tuning", _tuning_memory(run, shape, spec, own=own), "needs a larger GPU")
+    return sorted(found.values(), key=lambda need: -need.bytes)
+
+
+def fit_lines(plan: Plan, device: str) -> list[str]:
+    """Say in a line whether every job of a plan fits one `device`, and in further lines which do not."""
+    every = needs(plan, device)
+    if not every:
+        return []
+    where = f"memory of one {device}, {MEMORY[device] / GIB:.0f} GiB (planned)"
+    if every[0].fits:
+        return [
+            f"{where}: every job fits; {every[0].model}, {every[0].work} needs the most, {every[0].bytes / GIB:.1f} GiB"
+        ]
+    lacking: dict[tuple[str, str], list[Need]] = {}
+    for need in every:
+        if not need.fits:
+            lacking.setdefault((need.model, need.advice), []).append(need)
+    lines = [f"{where}: {sum(map(len, lacking.values()))} of {len(every)} kinds of jobs do not fit"]
+    for (model, advice), of_model in lacking.items():
+        works = ", ".join(need.work for need in of_model)
+        lines.append(f"  {model}, {works}: up to {of_model[0].bytes / GIB:.1f} GiB; {advice}")
+    return lines
+
+
+def _advice(load: Load, room: float) -> str:
+    """Return the options of `biphase run` with which a load fits into `room` bytes of a GPU."""
+    for micro in (2**power for power in range(10, -1, -1) if 2**power < load.micro_rows):
+        if sum(memory(replace(load, micro_rows=micro), ALONE).values()) <= room:
+            return f"type --micro-batch {micro}"
+    one = replace(load, micro_rows=1)
+    if sum(memory(one, ShardingOption("none", 1, recompute=True)).values()) <= room:
+        return "type --recompute --micro-batch 1"
+    for count in (2, 4, 8):
+        if sum(memory(one, ShardingOption("full", count, recompute=True)).values()) <= room:
+            return f"type --processes {count} --shard full --recompute --micro-batch 1"
+    return "needs larger GPUs"
+
+
+def _tuning_memory(run: Pretrain, shape: ModelShape, spec: Finetune, *, own: bool) -> float:
+    """Return the bytes at the peak of a fine-tuning: an upper bound, as if every row of the embedding were trained."""
+    limit = spec.length or input_length(
+        run.packing.length if run.stages or not shape.context else shape.context
+    )
+    tokens = min(
+        FINETUNE_TOKENS * token_share(shape.layers, shape.width),
+        max(task.batch for task in spec.tasks) * limit,
+    )
+    precision = "fp32" if spec.precision == "fp32" else "bf16"
+    rows = math.ceil(tokens / limit)
+    load = Load(shape, precision, rows, rows, limit, 1.0, own and has_own_kernels(run.root.start))
+    each = (
+        2 if spec.precision == "pure-bf16" else 4
+    )  # bytes of a weight, its gradient, and each number of Adam's two
+    copies = 2 if spec.precision == "bf16" else 0
+    # Beside the weights in training, those to which the next fine-tuning returns.
+    return (5 * each + copies) * shape.parameters + _activations(load, ALONE)
+
+
+def load_of(job: TrainingJob, shape: ModelShape, memory: float, *, own: bool, gpus: int = 1) -> Load:
+    """Return the work of one of `gpus` GPUs with `memory` bytes each; `own`: whether our kernels run there."""
+    run = job.run
+    rows, length = math.ceil(run.rows_per_step / gpus), run.packing.length
+    own = own and run.precision != "fp32" and has_own_kernels(run.root.start)
+    labelled = run.labelled_share(job.first, job.step)
+    return Load(shape, run.precision, rows, micro_rows(memory, rows, length), length, labelled, own)
+
+
+def _model(run: Pretrain) -> str:
+    return getattr(run.root.start, "name", "") or run.name
+
+
 # ---------------------------------------------------------------- predictions
 
 
@@ -248,19 +366,12 @@ class ManyGpus:
                 )
             # The step and the memory shown are of the longest job.
             job = max(jobs, key=lambda job: job.steps)
-            title = f"{getattr(run.root.start, 'name', '') or run.name}, {job.objective.label}"
+            title = f"{_model(run)}, {job.objective.label}"
             ways = [self._outlook(job, shape, way, jobs) for way in shardings(gpus, self.joined.gpus)]
             self.models.append(Scaled(title, self._load(job, shape), ways))
 
     def _load(self, job: TrainingJob, shape: ModelShape) -> Load:
-        run = job.run
-        rows, length = math.ceil(run.rows_per_step / self.gpus), run.packing.length
-        own = self.joined.own_kernels and run.precision != "fp32" and has_own_kernels(run.root.start)
-        micro, labelled = (
-            micro_rows(self.joined.memory, rows, length),
-            run.labelled_share(job.first, job.step),
-        )
-        return Load(shape, run.precision, rows, micro, length, labelled, own)
+        return load_of(job, shape, self.joined.memory, own=self.joined.own_kernels, gpus=self.gpus)
 
     def _speeds(self, precision: str) -> Speeds | None:
         speeds = self.machine.speeds(precision) if self.machine else None

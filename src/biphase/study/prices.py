@@ -89,6 +89,7 @@ class Bill:
     unmeasured: tuple[str, ...] = ()  # notes about precisions that were not measured
     texts: tuple[CorpusTokens, ...] = ()  # the corpora that the plan reads
     workers: int = 1  # each with its own device
+    dated: bool = False  # the number of workers was asked for: say when the study would be done
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
         """Return the hours of the training jobs `keys`, or of all, as far as they have a price."""
@@ -110,6 +111,16 @@ class Bill:
             return None
         fixed = (START_SECONDS, FIRST_TUNING_SECONDS) if self.machine else (0.0, 0.0)
         return elapsed(plan, jobs, self.tunings, self.left, self.workers, *fixed)
+
+    def cost_by_run(self, plan: Plan, price: float) -> dict[str, float]:
+        """Return what each run costs at `price` per hour of one device; what runs share counts for the first."""
+        costs: Counter[str] = Counter()
+        for key, work in self.jobs.items():
+            costs[plan.jobs[key].run.name] += work / self.rate / 3600 * price
+        for grid, seconds in self.tunings.items():
+            run = (plan.jobs.get(grid[0]) or plan.roots[grid[0]]).run
+            costs[run.name] += seconds * self.grids[grid] / 3600 * price
+        return dict(costs)
 
     def prices_json(self, left: Collection[str]) -> dict[str, Any] | None:
         """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
@@ -149,12 +160,12 @@ def bill(
     *,
     tuned: int,
     measure: str = MEASURE,
-    workers: int = 1,
+    workers: int = 0,
 ) -> Bill:
     """Price a plan on `device`, by default the one of this machine.
 
     If `efficiency` is given, hours are FLOPs at that share of the peak, even where speeds were measured. `tuned`: how
-    many fine-tunings are done. `measure`: the command that measures a device into this store, for messages.
+    many fine-tunings are done. `workers`: how many devices were asked for; 0: one. `measure`: the command that measures a device into this store, for messages.
     """
     here = "" if device else at_hand()
     if here and here not in known_devices(store):
@@ -167,7 +178,8 @@ def bill(
     notes = (*made.notes, *made.unmeasured)
     if here == "cpu" and (made.hours() or 0.0) > LONG:
         notes = (*notes, f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}")
-    return replace(made, notes=notes, texts=tuple(texts_of(plan, store)), workers=max(1, workers))
+    texts = tuple(texts_of(plan, store))
+    return replace(made, notes=notes, texts=texts, workers=max(1, workers), dated=workers > 0)
 
 
 def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, measure: str) -> Bill:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import threading
 import time
+from typing import TextIO
 
-from biphase.text import printable
+from biphase.text import fit, printable
 
 MINUTE = 60.0  # seconds between two lines of a log
 
@@ -14,6 +17,16 @@ MINUTE = 60.0  # seconds between two lines of a log
 def seconds_between(on_terminal: float) -> float:
     """Return the seconds between two progress updates: `on_terminal` on a terminal, 60 in a log file."""
     return on_terminal if sys.stderr.isatty() else MINUTE
+
+
+def columns(stream: TextIO) -> int:
+    """Return how many characters fit a line of a terminal; 0: any, for a file or a pipe without COLUMNS."""
+    with contextlib.suppress(ValueError):
+        if wide := int(os.environ.get("COLUMNS", "0")):
+            return wide
+    with contextlib.suppress(OSError, ValueError):
+        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+    return 0
 
 
 class Live:
@@ -32,7 +45,9 @@ class Live:
             self.began = time.monotonic()
         self.text = printable(text)
         if self.enabled and self.terminal:
-            sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{self.text}")
+            # A line that is wrapped could not be overwritten. What is done has a name and, after three spaces, a state.
+            line = fit(self.text.split("   "), columns(sys.stderr) - 3, gap="   ")
+            sys.stderr.write(f"\r\x1b[K{'  ' if text else ''}{line}")
             sys.stderr.flush()
         elif self.enabled and text and self._beats is None:
             self._beats = threading.Thread(target=self._beat, name="progress", daemon=True)

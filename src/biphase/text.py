@@ -83,6 +83,53 @@ def duration(seconds: float) -> str:
     return f"{seconds / 3600:.1f} h" if days < 2 else f"{days:.1f} days"
 
 
+# ---------------------------------------------------------------- lines of a terminal
+
+
+BLOCKS = "█▇▆▅▄▃▂▁"
+SHORTEST = 8  # characters to which a part of a line is shortened at most
+
+
+def middle(text: str, width: int) -> str:
+    """Shorten a text to `width` characters by an ellipsis in its middle: names differ at either end.
+
+    Of "name · more", the name is shortened first.
+    """
+    name, dot, more = text.partition(" · ")
+    for head, tail in ((name, dot + more), (text, "")):
+        room = width - len(tail)
+        if room >= min(SHORTEST, len(head)):
+            end = (room - 1) // 2
+            short = head if len(head) <= room else f"{head[: room - 1 - end]}…{head[len(head) - end :]}"
+            return short + tail
+    return text[:width]
+
+
+def fit(parts: Sequence[str], width: int, spare: Sequence[int] = (), name: int = 0, gap: str = "  ") -> str:
+    """Join parts by `gap`; if that exceeds `width` characters, leave out and shorten. A width below 1 means any.
+
+    The parts at `spare` are left out one after the other, then the part `name` is shortened in its middle.
+    """
+    kept, left = dict(enumerate(parts)), list(spare)
+    while len(line := gap.join(filter(None, kept.values()))) > width > 0 and left:
+        del kept[left.pop(0)]
+    if len(line) > width > 0:
+        kept[name] = middle(kept[name], max(SHORTEST, len(kept[name]) - len(line) + width))
+        line = gap.join(filter(None, kept.values()))
+    return line
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a curve in one line of at most `width` block characters, from its highest value to its lowest."""
+    if not values:
+        return ""
+    if len(values) > width:
+        values = [values[round(i * (len(values) - 1) / (width - 1))] for i in range(width)]
+    low, high = min(values), max(values)
+    span = (high - low) or 1.0
+    return "".join(BLOCKS[min(7, int((high - value) / span * 8))] for value in values)
+
+
 # ---------------------------------------------------------------- numerals
 # Scores, differences and p-values. An unknown value is shown as a dash, never as 0.
 

@@ -55,11 +55,15 @@ class WorkerRegistry:
 
     def workers(self) -> dict[str, Holder]:
         """Return the registered workers, after removing those that are dead or whose process id was reused."""
-        holders = self.leases.holders()
-        gone = {worker for worker, holder in holders.items() if not self._may_live(worker, holder)}
-        for worker in gone:
+        living = self.living()
+        for worker in self.leases.holders().keys() - living.keys():
             self.remove(worker)
-        return {worker: holder for worker, holder in holders.items() if worker not in gone}
+        return living
+
+    def living(self) -> dict[str, Holder]:
+        """Return the registered workers without those that are dead; writes nothing."""
+        holders = self.leases.holders()
+        return {worker: holder for worker, holder in holders.items() if self._may_live(worker, holder)}
 
     def _may_live(self, worker: str, holder: Holder) -> bool:
         """Whether its process may be running; not if it lacks this open lease, as a reused process id does."""

@@ -7,6 +7,7 @@ what is done and what to type next. `opening` and `closing` are the first and la
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
@@ -20,6 +21,7 @@ from biphase.errors import StoreError
 from biphase.leases import Holder, Leases
 from biphase.metadata import read_card, read_checkpoint_file
 from biphase.presets import sources_of
+from biphase.progress import columns
 from biphase.protocol import HELDOUT_OBJECTIVES, KEY_DIGITS
 from biphase.specs import Contrastive, Pretrain
 from biphase.store import Store
@@ -29,7 +31,8 @@ from biphase.study.ledger import Count, JobStatus, Row, TuningGrid, score_rows, 
 from biphase.study.many_gpus import MEMORY, fit_lines, needs
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
 from biphase.study.prices import Bill
-from biphase.text import counted, duration, objective_title, short, si
+from biphase.study.time_left import TimeLeft
+from biphase.text import SHORTEST, counted, duration, fit, middle, objective_title, short, si, sparkline
 
 PAGE = 110  # characters per line
 MANY_RUNS = 12  # above, costs are shown by model instead of by run
@@ -376,7 +379,8 @@ def _title(run: Pretrain, *, trained: bool) -> str:
 
 BAR = 20
 CURVE = 20  # width of a curve in characters
-BLOCKS = "█▇▆▅▄▃▂▁"
+# Columns of the table of scores that a narrow terminal does without, the first one first.
+BASELINE, SPARE = 4, (8, 6, 7, 4, 5, 2)
 
 
 def opening(plan: Plan, store: Store) -> str:
@@ -451,15 +455,16 @@ def shards_text(shards: Any, folder: Path) -> str:
 
 
 def tables(plan: Plan, store: Store, tuned: ledger.TrialSurvey, damaged: dict[str, str]) -> list[str]:
-    """Return held-out losses, then scores, each table followed by a blank line.
+    """Return held-out losses, then scores, each table followed by a blank line, as wide as the terminal at most.
 
     A result that cannot be read has no row; the reason is added to `damaged` by its key.
     """
-    lines = [*results_table(plan, store, damaged), *score_table(plan, tuned)]
+    width = columns(sys.stdout)
+    lines = [*results_table(plan, store, damaged, width), *score_table(plan, tuned, width)]
     return ["", *lines] if lines else []
 
 
-def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str]:
+def results_table(plan: Plan, store: Store, damaged: dict[str, str], width: int = 0) -> list[str]:
     """Return a table of held-out losses of every finished result, with their curves."""
     rows, corpora = [], _corpus_lines(plan, store, damaged)
     for name, key in plan.results.items():
@@ -480,18 +485,22 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
     if not rows:
         return []
     wide = max(len("held-out loss, nats"), *(len(name) for name, *_ in rows))
-    cell = 6 + CURVE
-    columns = {objective.column: objective_title(objective.column) for objective in HELDOUT_OBJECTIVES}
+    titles = {objective.column: objective_title(objective.column) for objective in HELDOUT_OBJECTIVES}
     if any(Contrastive.column in last for _, last, *_ in rows):
-        columns[Contrastive.column] = Contrastive.column
-    heads = "".join(f"{title:<{cell}}  " for title in columns.values())
+        titles[Contrastive.column] = Contrastive.column
+    beside = max(len("epochs"), *(len(epochs) for *_, epochs in rows)) + 4  # characters of the other columns
+    curve = CURVE if not width else max(CURVE // 3, min(CURVE, (width - beside - wide) // len(titles) - 8))
+    if width:
+        wide = min(wide, max(len("held-out loss, nats"), width - beside - len(titles) * (curve + 8)))
+    cell = 6 + curve
+    heads = "".join(f"{title[:cell]:<{cell}}  " for title in titles.values())
     lines = [f"  {'held-out loss, nats':<{wide}}  {heads}epochs"]
     for name, last, curves, epochs in rows:
         cells = [
-            f"{last[loss]:.3f} {sparkline(curves[loss]):<{CURVE}}" if loss in last else " " * cell
-            for loss in columns
+            f"{last[loss]:.3f} {sparkline(curves[loss], curve):<{curve}}" if loss in last else " " * cell
+            for loss in titles
         ]
-        lines.append(f"  {name:<{wide}}  {'  '.join(cells)}  {epochs}")
+        lines.append(f"  {middle(name, wide):<{wide}}  {'  '.join(cells)}  {epochs}")
     return [*lines, *corpora, ""]
 
 
@@ -514,8 +523,12 @@ def _corpus_lines(plan: Plan, store: Store, damaged: dict[str, str]) -> list[str
     return lines
 
 
-def score_table(plan: Plan, tuned: ledger.TrialSurvey) -> list[str]:
-    """Return scores as a table, with notes below and a blank line; empty before any trial is done."""
+def score_table(plan: Plan, tuned: ledger.TrialSurvey, width: int = 0) -> list[str]:
+    """Return scores as a table, with notes below and a blank line; empty before any trial is done.
+
+    Where it is wider than `width` characters (0: any), the columns `SPARE` are left out, baselines are listed below, and
+    names are shortened.
+    """
     rows = score_rows(plan, tuned.trials)
     if not any(row.done for row in rows):
         return []
@@ -528,7 +541,19 @@ def score_table(plan: Plan, tuned: ledger.TrialSurvey) -> list[str]:
     lines = [head, *(_cells(row, zero_shot=row.task in untrained) for row in rows)]
     wide = [max(len(line[column]) for line in lines) for column in range(len(head))]
     shown = [column for column in range(len(head)) if any(line[column] for line in lines[1:])]
-    body = ["  " + "  ".join(f"{line[at]:<{wide[at]}}" for at in shown).rstrip() for line in lines]
+    spare, below = [column for column in SPARE if column in shown], []
+    while width and sum(wide[at] + 2 for at in shown) > width and spare:
+        shown.remove(dropped := spare.pop(0))
+        if dropped == BASELINE:
+            known = {line[1]: line[BASELINE] for line in lines[1:] if line[BASELINE]}
+            below = [part for task, what in known.items() for part in wrap(f"{task}: {what}", width - 4)]
+    if width and (beyond := sum(wide[at] + 2 for at in shown) - width) > 0:
+        wide[0] = max(SHORTEST, len(head[0]), wide[0] - beyond)
+    body = [
+        "  " + "  ".join(f"{middle(line[at], wide[at]):<{wide[at]}}" for at in shown).rstrip()
+        for line in lines
+    ]
+    body += ["  baselines", *(f"    {line}" for line in below)] if below else []
     seeds = len(plan.study.finetune.seeds) if plan.study.finetune else 0
     over = f"intervals are over {seeds} fine-tuning seeds" if seeds > 1 else "one seed has no interval"
     how = f"Learning rates are chosen on validation scores; {over}."
@@ -568,15 +593,6 @@ def _collapse(row: Row) -> str:
     )
 
 
-def sparkline(values: list[float]) -> str:
-    """Draw a curve in one line of block characters, from its highest value to its lowest."""
-    if len(values) > CURVE:
-        values = [values[round(i * (len(values) - 1) / (CURVE - 1))] for i in range(CURVE)]
-    low, high = min(values), max(values)
-    span = (high - low) or 1.0
-    return "".join(BLOCKS[min(7, int((high - value) / span * 8))] for value in values)
-
-
 def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequence[str] = ()) -> str:
     """Return what `biphase status` prints; `cluster`: lines about Slurm's queue."""
     entries = ledger.survey_jobs(plan, store)
@@ -588,14 +604,22 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     unfinished = plan.left(ledger.settled(plan, store, tuned) - broken)
     lines = [plan.study.name]
     if entries:
-        left = ledger.seconds_left(entries) if unfinished else None
-        lines.append(_bar(done, len(entries), "training jobs", left))
+        lines.append(_bar(done, len(entries), "training jobs"))
     if tuned.of:
-        lines.append(_bar(tuned.done, tuned.of, "fine-tunings", tuned.seconds_left))
+        lines.append(_bar(tuned.done, tuned.of, "fine-tunings"))
         lines += _screening_lines(plan, tuned.grids)
+    if (unfinished or tuned.done < tuned.of) and (left := TimeLeft(plan, store).estimate()):
+        rest = "" if left.complete else ", without what was not timed yet"
+        lines.append(f"  about {left.text()} left for all, with {counted(left.workers, 'worker')}{rest}")
+    width = columns(sys.stdout)
 
-    def line(standing: str, key: str, *facts: str) -> None:
-        lines.append("  ".join((f"  {standing:<7} {key[:KEY_DIGITS]}", *filter(None, facts))))
+    def line(standing: str, key: str, name: str, *facts: str) -> None:
+        head = f"  {standing:<7} {key[:KEY_DIGITS]}"
+        whole = "  ".join((head, name, *filter(None, facts)))
+        if 0 < width < len(whole):  # the facts go below
+            lines.extend((fit((head, name), width, name=1), *_indented(facts, width)))
+        else:
+            lines.append(whole)
 
     for key, entry in entries.items():
         name = ", ".join(entry.job.results) or entry.job.run.name
@@ -627,6 +651,11 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     return "\n".join([*lines, *below])
 
 
+def _indented(facts: Sequence[str], width: int) -> list[str]:
+    indent = " " * 10
+    return wrap("  ".join(filter(None, facts)), width, initial_indent=indent, subsequent_indent=indent)
+
+
 def _where(holder: Holder) -> str:
     return f"on {holder.host}, process {holder.pid}"
 
@@ -648,10 +677,9 @@ def _result_of(plan: Plan, model: str) -> str:
     return next(name for name, key in plan.results.items() if key == model)
 
 
-def _bar(done: int, of: int, what: str, left: float | None) -> str:
+def _bar(done: int, of: int, what: str) -> str:
     filled = round(BAR * done / max(1, of))
-    to_go = f"   about {duration(left)} left" if left and done < of else ""
-    return f"  {'█' * filled}{'░' * (BAR - filled)}  {done:,}/{of:,} {what}{to_go}"
+    return f"  {'█' * filled}{'░' * (BAR - filled)}  {done:,}/{of:,} {what}"
 
 
 def status_json(plan: Plan, store: Store) -> dict[str, Any]:
@@ -660,16 +688,17 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
     tuned = ledger.survey_trials(plan, store)
     damaged: dict[str, str] = {}
     _corpus_lines(plan, store, damaged)
+    left = TimeLeft(plan, store).estimate()
     return {
         "study": plan.study.name,
-        "seconds_left": ledger.seconds_left(entries),
+        "seconds_left": left.seconds if left else None,
         "takeovers": len(Leases(store.leases).takeovers()),
         "jobs": [_entry_json(entry) for entry in entries.values()],
         "heldout": {name: _measured(plan, store, name, damaged) for name in plan.results},
         "finetunings": {
             "done": tuned.done,
             "of": tuned.of,
-            "seconds_left": tuned.seconds_left,
+            "seconds_left": left.tuning if left else None,
             "grids": [
                 {
                     "result": _result_of(plan, grid.model),

@@ -31,11 +31,12 @@ from biphase.metadata import read_checkpoint_file, read_lines, read_trial_file
 from biphase.specs import Finetune, Task
 from biphase.specs.tasks import RANGES
 from biphase.store import Store, read_file, read_json, write_json
-from biphase.study.costs import flops_of
 from biphase.study.plan import Plan, TrainingJob
-from biphase.text import beside, no_interval, si
+from biphase.text import beside, no_interval, si, sparkline
 
-TAIL_BYTES = 8192  # read from the end of a live file: some dozens of steps
+TAIL_BYTES = 2**16  # read from the end of a live file: some hundreds of steps
+RECENT = 30  # steps over which speed is shown
+CURVE = 12  # width of their loss curve in characters
 Standing = Literal["done", "running", "failed", "ready", "waiting"]
 
 
@@ -64,7 +65,7 @@ def keys_with_weights(plan: Plan, store: Store) -> set[str]:
 def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     """Return the current status of every training job of the plan."""
     done, whole = done_keys(plan, store), keys_with_weights(plan, store)
-    holders, failed = _holders(store), failures(plan, store)
+    holders, failed = living_holders(store), failures(plan, store)
     entries = {}
     for key, job in plan.jobs.items():
         if key in done:
@@ -83,7 +84,7 @@ def survey_jobs(plan: Plan, store: Store) -> dict[str, JobStatus]:
     return entries
 
 
-def _holders(store: Store) -> dict[str, Holder]:
+def living_holders(store: Store) -> dict[str, Holder]:
     """Return the workers that hold jobs, without those known to be dead."""
     holders = Leases(store.leases).holders()
     return {key: holder for key, holder in holders.items() if holder.alive is not False}
@@ -140,19 +141,35 @@ def live_file(plan: Plan, store: Store, key: str) -> Path:
 
 
 def latest(plan: Plan, store: Store, job: TrainingJob) -> str:
-    """Describe the progress of a running training job (step, loss, tokens per second); empty if unknown."""
+    """Describe the progress of a running training job: step, loss with its curve, and speed; "" if unknown."""
+    lines = _live_lines(plan, store, job)
+    if not lines:
+        return ""
+    first, last = lines[max(0, len(lines) - RECENT)], lines[-1]
+    seconds = last["seconds"] - first["seconds"]
+    speed = f", {si((last['tokens'] - first['tokens']) / seconds)}tok/s" if seconds > 0 else ""
+    loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
+    curve = sparkline([line["loss"] for line in lines if line["loss"] is not None], CURVE)
+    return f"step {last['step']:,} of {job.span[1]:,}, loss {loss} {curve}{speed}"
+
+
+def live_line(plan: Plan, store: Store, job: TrainingJob) -> dict[str, Any]:
+    """Return the last metrics of a running training job; empty if unknown."""
+    lines = _live_lines(plan, store, job)
+    return lines[-1] if lines else {}
+
+
+def _live_lines(plan: Plan, store: Store, job: TrainingJob) -> list[dict[str, Any]]:
+    """Return the metrics of the last steps of a running training job, from the end of its live file."""
     try:
         content = read_file(live_file(plan, store, job.key), tail=TAIL_BYTES)
-        texts = content.decode(errors="replace").splitlines()[1:]  # the first line may be cut
-        # The last line may be incomplete.
-        lines = [json.loads(text) for text in texts if text.endswith("}") and '"loss"' in text]
-        first, last = lines[0], lines[-1]
-        seconds = last["seconds"] - first["seconds"]
-        speed = f", {si((last['tokens'] - first['tokens']) / seconds)}tok/s" if seconds > 0 else ""
-        loss = "not finite" if last["loss"] is None else f"{last['loss']:.3f}"
-        return f"step {last['step']:,} of {job.span[1]:,}, loss {loss}{speed}"
-    except (OSError, ValueError, KeyError, TypeError, IndexError):  # informative only, so errors are ignored
-        return ""
+        texts = content.decode(errors="replace").splitlines()
+        # The first line may be cut, and the last one incomplete.
+        texts = [text for text in texts if text[:1] == "{" and text.endswith("}") and '"loss"' in text]
+        lines = [json.loads(text) for text in texts]
+        return [line for line in lines if {"step", "seconds", "tokens", "loss"} <= line.keys()]
+    except (OSError, ValueError):  # informative only, so errors are ignored
+        return []
 
 
 def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
@@ -163,20 +180,6 @@ def heldout(lines: list[dict[str, Any]]) -> dict[int, dict[str, float]]:
 def measured(plan: Plan, store: Store, result: str) -> dict[int, dict[str, float]]:
     """Return the held-out losses on the path to a result by step."""
     return heldout(curve(plan, store, result, b'"heldout"'))
-
-
-def seconds_left(entries: dict[str, JobStatus]) -> float | None:
-    """Estimate the time left at the speed measured so far, on as many workers as run now; None before any."""
-    spent = work = 0.0
-    for entry in entries.values():
-        if entry.progress:
-            parent = entries.get(entry.job.parent or "")
-            before = parent.progress["seconds"] if parent and parent.progress else 0.0
-            spent += entry.progress["seconds"] - before
-            work += flops_of(entry.job) or 0.0
-    left = sum(flops_of(entry.job) or 0.0 for entry in entries.values() if entry.standing != "done")
-    workers = max(1, sum(entry.standing == "running" for entry in entries.values()))
-    return left * spent / work / workers if work and spent > 0 else None
 
 
 # ---------------------------------------------------------------- fine-tunings and trials
@@ -394,7 +397,6 @@ class TrialSurvey(Count):
     failed: dict[str, tuple[FineTuning, str]]
     damaged: dict[str, str]  # failed because published scores cannot be read, and why
     kept: dict[str, tuple[FineTuning, int]]  # stopped at this step with a checkpoint; not running, not failed
-    seconds_left: float | None  # at the speed measured so far, on as many workers as run now
     trials: dict[str, dict[str, Any]]  # what `score_rows` needs of each trial, by key
     unreadable: dict[str, str]  # trials that exist and cannot be read, and why
     grids: list[TuningGrid]
@@ -403,11 +405,11 @@ class TrialSurvey(Count):
 def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
     grids = list(tuning_grids(plan, screened_in(store)))
     every = {tuning.key: tuning for grid in grids for tuning in grid.tunings}
-    holders, noted = _holders(store), failures(plan, store)
+    holders, noted = living_holders(store), failures(plan, store)
     trials: dict[str, dict[str, Any]] = {}
     unreadable: dict[str, str] = {}
     damaged: dict[str, str] = {}
-    took: dict[str, float] = {}  # seconds
+    done = 0
     left: list[str] = []
     for key, tuning in every.items():
         faults = []
@@ -426,23 +428,20 @@ def survey_trials(plan: Plan, store: Store) -> TrialSurvey:
         if not finished(tuning, store):
             left.append(key)
         elif not faults:
-            took[key] = sum(sum(trials[trial.key]["seconds"].values()) for trial in tuning.trials)
+            done += 1
     errors = {key: noted[key]["error"] for key in left if key in noted} | damaged
     running = {key: (every[key], holders[key]) for key in left if key in holders}
     failed = {key: (every[key], errors[key]) for key in every if key in errors and key not in running}
     resumable = kept(plan, store)
     stopped = {key: resumable[key] for key in resumable if key not in running and key not in failed}
     pending = sum(grid.pending for grid in grids)
-    work = sum(every[key].share for key in took), sum(every[key].share for key in left) + pending
-    seconds_left = sum(took.values()) / work[0] * work[1] / max(1, len(running)) if took else None
     return TrialSurvey(
-        len(took),
+        done,
         len(every) + pending,
         running,
         failed,
         damaged,
         stopped,
-        seconds_left,
         trials,
         unreadable,
         grids,

@@ -39,7 +39,7 @@ from biphase.finetune.tune import Stopped, TunedModel, Tuner, publish_trial
 from biphase.keys import Identities
 from biphase.leases import Lease, Leases, end_with_parent
 from biphase.presets import sources_of
-from biphase.progress import Live
+from biphase.progress import Live, columns
 from biphase.records import content_key
 from biphase.specs import Corpus, Pretrain, Task
 from biphase.store import Store, read_checked, with_checksum, write_json
@@ -57,9 +57,10 @@ from biphase.study.ledger import (
     unfinished,
 )
 from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
+from biphase.study.time_left import TimeLeft
 from biphase.tasks.baselines import METHOD
 from biphase.tasks.files import on_hub, refuse_changed
-from biphase.text import counted, duration, si
+from biphase.text import counted, duration, fit, si
 from biphase.training import checkpoint, distributed
 from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
@@ -68,6 +69,7 @@ from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
 from biphase.version import source_hash
 
 POLL_SECONDS = 1.0
+WIDE = 110  # columns of a terminal from which nothing is abbreviated
 MOST_IDLE = 10  # polls that a worker without a job skips at most, after it has waited long
 KEPT_BYTES = 2**31  # largest pretrained model that stays in memory while others are fine-tuned
 
@@ -100,6 +102,7 @@ class Worker:
         self.plan, self.store, self.identities = plan, store, identities
         self.ranks, self.options = ranks, options
         self.wanted = wanted
+        self.time_left = TimeLeft(plan, store, wanted, evaluated)
         self.say = say if ranks.first else lambda text: None
         self.leases = Leases(store.leases)
         self.live = Live(enabled=ranks.first and not options.quiet)
@@ -320,13 +323,21 @@ class Worker:
         self._forget(training)
         self.outcome.computed += 1
         ledger.forget_failure(self.plan, self.store, training.key)
-        took = f"{time.monotonic() - began:.1f} s"
-        self.say(f"  {self._progress()}  {title}   {_validation(scored)}{took}")
+        left = self.time_left()
+        parts = (
+            self._progress(),
+            title,
+            f" {_validation(scored)}",
+            f" {time.monotonic() - began:.1f} s",
+            f" study {left} left" if left else "",
+        )
+        self.say(f"  {fit(parts, columns(sys.stderr) - 2, spare=(3, 2), name=1)}")
 
     def _progress(self) -> str:
         """Format how many of the planned fine-tunings are known to be done."""
         of = self.planned + self.pending
-        return f"{self.planned - len(self.open):>{len(str(of))}}/{of} fine-tunings"
+        narrow = 0 < columns(sys.stderr) < WIDE
+        return f"{self.planned - len(self.open):>{len(str(of))}}/{of}{'' if narrow else ' fine-tunings'}"
 
     def _train(self, job: TrainingJob, lease: Lease | None) -> None:
         number = len(ledger.done_keys(self.plan, self.store) - {job.key}) + 1
@@ -340,6 +351,7 @@ class Worker:
             lost=lambda: lease is not None and lease.lost,
             board=board if self.ranks.first else None,
             live=ledger.live_file(self.plan, self.store, job.key),
+            study_left=self.time_left,
         )
         self._say_once(poor_precision(self.ranks.device, job.run.precision, f"Pretrain({job.run.name!r}, …)"))
         self._say_once(self.options.slower_path if self.ranks.device.type == "cuda" else "")
@@ -447,7 +459,8 @@ def _validation(scored: PartScores) -> str:
     """Format the first validation metric in percent, and note if all predictions are the same."""
     metrics = list(scored.metrics.items())
     same = f" (constant: {scored.constant})" if scored.constant else ""
-    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}% on validation{same}   " if metrics else ""
+    where = "" if 0 < columns(sys.stderr) < WIDE else " on validation"
+    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}%{where}{same}" if metrics else ""
 
 
 def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:

@@ -7,17 +7,19 @@ import json
 import math
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from torch import Tensor
 
-from biphase.progress import MINUTE
-from biphase.text import duration, si
+from biphase.progress import MINUTE, columns
+from biphase.text import duration, fit, si, sparkline
 from biphase.training.loop import StepReading
 
 # Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
 READ_EVERY, BEHIND = 10, 8
+CURVE = 10  # width of the loss curve in characters
 
 
 class Meter:
@@ -41,6 +43,7 @@ class Meter:
         live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
         out: TextIO | None = None,  # default: the current stderr
         quiet: bool = False,
+        study_left: Callable[[], str] = lambda: "",  # the time that the whole study will still take
     ) -> None:
         self.lines = list(lines or [])
         self.texts = [_text(line) for line in self.lines] if texts is None else list(texts)
@@ -59,6 +62,7 @@ class Meter:
         self.live_lines: TextIO | None = None
         self.out = out or sys.stderr
         self.quiet, self.live = quiet, self.out.isatty() and not quiet
+        self.study_left = study_left
         self.rate = math.nan
         self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
 
@@ -137,13 +141,24 @@ class Meter:
         if self.quiet or (now - self.last_shown < (0.2 if self.live else MINUTE) and done != self.until):
             return
         self.last_shown = now
-        left = (self.until - done) * self.tokens_per_step / self.rate
-        flops = f"  {si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else ""
-        text = (
-            f"{self.title}  step {self.origin + done:,}/{self.origin + self.until:,}  loss {line['loss'] or math.nan:.3f}  "
-            f"lr {line['rate']:.2e}  {si(self.rate)}tok/s{flops}  {duration(left)} left"
+        left = duration((self.until - done) * self.tokens_per_step / self.rate)
+        study = self.study_left()
+        thinned = self.lines[:: len(self.lines) // 1000 + 1]  # a long run has many, and this is called often
+        losses = [each["loss"] for each in thinned if each.get("loss") is not None]
+        text = fit(
+            (
+                self.title,
+                f"step {self.origin + done:,}/{self.origin + self.until:,}",
+                f"loss {line['loss'] or math.nan:.3f} {sparkline(losses, CURVE)}",
+                f"lr {line['rate']:.2e}",
+                f"{si(self.rate)}tok/s",
+                f"{si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else "",
+                f"{left} left" + (f", study {study}" if study else ""),
+            ),
+            columns(self.out) - 3,
+            spare=(5, 3, 4),
         )
-        self.out.write(f"\r\x1b[K{text}" if self.live else f"  {text}\n")
+        self.out.write(f"\r\x1b[K  {text}" if self.live else f"  {text}\n")
         self.out.flush()
 
     def _keep(self, line: dict[str, Any]) -> None:

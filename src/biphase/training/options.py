@@ -75,6 +75,7 @@ class RuntimeOptions:
     board: Path | None = None
     live: Path | None = None
     quiet: bool = False
+    study_left: Callable[[], str] = lambda: ""  # the time that the whole study will still take, for progress
     stop: Callable[[], bool] = lambda: False
     lost: Callable[[], bool] = lambda: False  # another worker has the lease: stop, publish nothing
 

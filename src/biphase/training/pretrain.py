@@ -330,6 +330,7 @@ class Pretraining:
             board=self.options.board if ranks.first else None,
             live=self.options.live if ranks.first else None,
             quiet=self.options.quiet or not ranks.first,
+            study_left=self.options.study_left,
         )
         self.loaded = True
 

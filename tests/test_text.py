@@ -8,7 +8,7 @@ import pytest
 
 from biphase import errors, progress
 from biphase.progress import Live, seconds_between
-from biphase.text import printable, short, si
+from biphase.text import fit, middle, printable, short, si
 from biphase.version import __version__, _commit, code_version
 
 
@@ -108,3 +108,24 @@ def test_in_a_log_long_activity_is_printed_every_minute_until_it_ends(monkeypatc
     time.sleep(0.2)
     assert log.getvalue() == printed
     assert seconds_between(2.0) == 0.05
+
+
+def test_a_line_that_is_too_long_loses_spare_parts_and_then_the_middle_of_its_name():
+    parts = ("clm-of-a-very-long-name-seed3 · sst2", "loss 6.1", "lr 0.1", "8 min left")
+    assert fit(parts, 0, spare=(2,)) == "  ".join(parts)
+    assert fit(parts, 60, spare=(2,)) == "  ".join((parts[0], parts[1], parts[3]))
+    line = fit(parts, 50, spare=(2,))
+    assert len(line) == 50
+    assert line.startswith("clm-of-a-v")
+    assert line.endswith("seed3 · sst2  loss 6.1  8 min left")
+    assert middle("a-name", 6) == "a-name"
+    assert middle("a-long-name", 7) == "a-l…ame"
+
+
+def test_a_progress_line_never_wraps(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setenv("COLUMNS", "40")
+    Live(enabled=True)("a-name-that-is-much-too-long-for-this-terminal   step 3 of 14")
+    line = sys.stderr.getvalue().removeprefix("\r\x1b[K")
+    assert len(line) < 40
+    assert line.endswith("   step 3 of 14")

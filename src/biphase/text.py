@@ -96,13 +96,13 @@ def middle(text: str, width: int) -> str:
     Of "name · more", the name is shortened first.
     """
     name, dot, more = text.partition(" · ")
-    for head, tail in ((name, dot + more), (text, "")):
-        room = width - len(tail)
-        if room >= min(SHORTEST, len(head)):
-            end = (room - 1) // 2
-            short = head if len(head) <= room else f"{head[: room - 1 - end]}…{head[len(head) - end :]}"
-            return short + tail
-    return text[:width]
+    room = width - len(dot + more)
+    if room < min(SHORTEST, len(name)):
+        name, dot, more, room = text, "", "", width
+    if len(name) > room:
+        end = (room - 1) // 2
+        name = f"{name[: room - 1 - end]}…{name[len(name) - end :]}"
+    return name + dot + more
 
 
 def fit(parts: Sequence[str], width: int, spare: Sequence[int] = (), name: int = 0, gap: str = "  ") -> str:

@@ -21,7 +21,9 @@ from biphase import (
     Stage,
     Study,
 )
+from biphase.cluster.workers import WorkerHeartbeat
 from biphase.keys import Identities
+from biphase.leases import Leases
 from biphase.store import publish
 from biphase.study import ledger
 from biphase.study.describe import (
@@ -33,6 +35,7 @@ from biphase.study.describe import (
 )
 from biphase.study.plan import identities, make_plan
 from biphase.study.prices import price_by_flops
+from biphase.study.time_left import TimeLeft
 
 OUTSIDE = Identities(data=lambda corpus: corpus.name, hub=lambda hub: hub.source)
 CORPUS = Corpus("mine", "./texts", BPE(1_000))
@@ -159,3 +162,27 @@ def test_half_a_study_tells_the_time_to_go(plan, store):
     ):
         told = closing(plan, store, failed, stopped=stopped, command="run s.py", study="s.py")
         assert all(fact in told for fact in facts)
+
+
+def test_workers_share_the_time_left_but_not_a_chain_and_steps_taken_count(tiny_run, store, monkeypatch):
+    runs = [tiny_run(f"{'a' * 60}-{seed}", seed=seed) for seed in (0, 1)]
+    plan = make_plan(Study("two", tuple(runs)), identities(store))
+    first, _, other, _ = plan.jobs
+    finish(store, first, step=9, seconds=90.0)  # left: 3 steps, and 12 steps in two jobs
+    assert TimeLeft(plan, store).estimate().seconds == pytest.approx(150)
+    live = ledger.live_file(plan, store, other)
+    lines = [
+        {"step": at, "seconds": 10.0 * at, "tokens": at, "loss": 9.0 - at, "rate": 1.0} for at in range(1, 5)
+    ]
+    write_lines(live, lines)
+    workers = [WorkerHeartbeat(store, "two") for _ in range(2)]
+    lease = Leases(store.leases).take(other)
+    left = TimeLeft(plan, store).estimate()
+    assert (left.workers, left.seconds) == (2, pytest.approx(80)), "12 steps in a chain, 4 of them taken"
+    monkeypatch.setenv("COLUMNS", "80")
+    text = status_text(plan, store, command_path="s.py")
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(fact in text for fact in ("80 s left for all, with 2 workers", "step 4 of 9", "█▆▃▁"))
+    lease.release()
+    for worker in workers:
+        worker.leave()

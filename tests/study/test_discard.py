@@ -22,6 +22,7 @@ from biphase.study import ledger
 from biphase.study.describe import status_json, status_text
 from biphase.study.ledger import best_rates, count, extension, screened_in, tuning_grids
 from biphase.study.plan import identities, make_plan, save_plan
+from biphase.study.time_left import TimeLeft
 
 RATES, SEEDS, SCREENING = (5e-4, 1e-3, 2e-3), (0, 1), (7, 8)
 DISCARD = Discard(keep=1, seeds=SCREENING, share=0.4)
@@ -247,6 +248,44 @@ def test_a_missing_screening_trial_is_computed_again_and_nothing_is_chosen_befor
     assert ledger.survey_trials(plan, finished).of == count(plan, finished).of
     worker(plan, finished).work()
     assert grids(plan, finished) == [first, *others]
+
+
+def republish(store, trial, folder, **seconds):
+    """Publish a trial again with other seconds, in `folder` instead of where it was."""
+    published = store.trials / trial.key
+    with store.attempt(trial.key) as built:
+        shutil.copytree(published, built, dirs_exist_ok=True)
+        (built / "manifest.json").unlink()
+        about = json.loads((built / TRIAL).read_text()) | {"seconds": seconds}
+        (built / TRIAL).write_text(json.dumps(about))
+        shutil.rmtree(published)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        publish(built, folder)
+
+
+def test_the_time_left_counts_scoring_whole_and_the_speed_of_other_machines_last(plan, finished):
+    """Training takes 10 s in full, scoring 3 s, or 1 s where rates are screened; elsewhere a hundred times that."""
+    every = [tuning for grid in grids(plan, finished) for tuning in grid.tunings]
+    for tuning in every:
+        for trial in tuning.trials:
+            elsewhere = tuning is every[0]
+            folder = finished.trials / trial.key
+            republish(
+                finished,
+                trial,
+                finished.metadata_of(folder) if elsewhere else folder,
+                train=10 * tuning.share * 100**elsewhere if trial is tuning.trials[0] else 0.0,
+                score=(1.0 if tuning.share < 1 else 3 / len(tuning.trials)) * 100**elsewhere,
+            )
+    assert TimeLeft(plan, finished).estimate().seconds == 0
+    screening, full = every[1], next(tuning for tuning in every[::-1] if tuning.share == 1)
+    for tuning, seconds in ((full, 13.0), (screening, 13.0 + 10 * DISCARD.share + 1)):
+        finished.discard(finished.trials / tuning.trials[0].key)
+        left = TimeLeft(plan, finished).estimate()
+        assert left.seconds == pytest.approx(
+            seconds + 13.0 * len(SEEDS) * DISCARD.keep * (tuning is screening)
+        )
+        assert left.complete
 
 
 def test_status_and_report_say_what_was_discarded(plan, finished):

@@ -8,7 +8,7 @@ what is done and what to type next. `opening` and `closing` are the first and la
 from __future__ import annotations
 
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import asdict
 from datetime import datetime, timedelta
@@ -142,7 +142,7 @@ def _cost_line(plan: Plan, bill: Bill, price: float) -> list[str]:
     of = f" ({', '.join(parts)})" if bill.tunings and bill.jobs else ""
     without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
     if len(runs) > MANY_RUNS:
-        models: Counter[str] = Counter()
+        models: defaultdict[str, float] = defaultdict(float)
         for run in plan.study.runs:
             models[_start(run.root)] += runs.get(run.name, 0.0)
         runs = dict(models)
@@ -387,7 +387,7 @@ def opening(plan: Plan, store: Store) -> str:
     """Return the first lines of a run."""
     question = f": {plan.question}" if plan.question else ""
     standing = _standing(plan, len(ledger.done_keys(plan, store)), ledger.count(plan, store))
-    return f"{plan.study.name}{question}\n  {standing}"
+    return _folded([f"{plan.study.name}{question}", f"  {standing}"])
 
 
 def closing(
@@ -425,7 +425,7 @@ def closing(
     else:
         lines.append(f"{standing}; they are in {store.root}")
         lines.append(f"What they show: biphase report {study}")
-    return "\n".join(lines)
+    return _folded(lines)
 
 
 def work_left(plan: Plan, store: Store, results: Collection[str] | None = None) -> bool:
@@ -546,7 +546,7 @@ def score_table(plan: Plan, tuned: ledger.TrialSurvey, width: int = 0) -> list[s
         shown.remove(dropped := spare.pop(0))
         if dropped == BASELINE:
             known = {line[1]: line[BASELINE] for line in lines[1:] if line[BASELINE]}
-            below = [part for task, what in known.items() for part in wrap(f"{task}: {what}", width - 4)]
+            below = [f"{task}: {what}" for task, what in known.items()]
     if width and (beyond := sum(wide[at] + 2 for at in shown) - width) > 0:
         wide[0] = max(SHORTEST, len(head[0]), wide[0] - beyond)
     body = [
@@ -617,7 +617,7 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         head = f"  {standing:<7} {key[:KEY_DIGITS]}"
         whole = "  ".join((head, name, *filter(None, facts)))
         if 0 < width < len(whole):  # the facts go below
-            lines.extend((fit((head, name), width, name=1), *_indented(facts, width)))
+            lines.extend((fit((head, name), width, name=1), f"{'':10}{'  '.join(filter(None, facts))}"))
         else:
             lines.append(whole)
 
@@ -648,12 +648,20 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     lines += cluster
     if unfinished or tuned.done < tuned.of:
         lines.append(f"next: biphase run {command_path}")
-    return "\n".join([*lines, *below])
+    return _folded([*lines, *below])
 
 
-def _indented(facts: Sequence[str], width: int) -> list[str]:
-    indent = " " * 10
-    return wrap("  ".join(filter(None, facts)), width, initial_indent=indent, subsequent_indent=indent)
+def _folded(lines: Sequence[str]) -> str:
+    """Join lines; those that are longer than a line of the terminal are continued with an indent."""
+    width = columns(sys.stdout)
+    if not width:
+        return "\n".join(lines)
+    indent = "    "
+    folded = (
+        wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
+        for line in lines
+    )
+    return "\n".join(part for parts in folded for part in parts)
 
 
 def _where(holder: Holder) -> str:

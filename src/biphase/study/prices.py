@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -114,7 +114,7 @@ class Bill:
 
     def cost_by_run(self, plan: Plan, price: float) -> dict[str, float]:
         """Return what each run costs at `price` per hour of one device; what runs share counts for the first."""
-        costs: Counter[str] = Counter()
+        costs: defaultdict[str, float] = defaultdict(float)
         for key, work in self.jobs.items():
             costs[plan.jobs[key].run.name] += work / self.rate / 3600 * price
         for grid, seconds in self.tunings.items():

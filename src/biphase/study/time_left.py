@@ -77,6 +77,7 @@ class TimeLeft:
         self.plan, self.store, self.jobs, self.models = plan, store, jobs, models
         self.training, self.scoring = _Speed(), _Speed()  # of fine-tunings
         self.known: set[str] = set()  # fine-tunings whose seconds were read
+        self.open: set[str] = set()  # those that are not done
         self.remaining: Remaining | None = None
         self.estimated = self.due = 0.0
 
@@ -133,8 +134,7 @@ class TimeLeft:
     def _tunings(self) -> tuple[dict[Grid, float], Counter[Grid], int]:
         """Return the seconds of one fine-tuning of each grid, how many are left of each, and how many are done."""
         counts: Counter[Grid] = Counter()
-        self.open: set[str] = set()
-        done = 0
+        self.open, done = set(), 0
         for grid in tuning_grids(self.plan, screened_in(self.store), self.models):
             for tuning in grid.tunings:
                 if tuning.key in self.known or (finished(tuning, self.store) and self._read(tuning)):

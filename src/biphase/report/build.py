@@ -55,6 +55,8 @@ class Built:
         lines = [f"{self.content.name}: {self.content.question}", "", top.answer]
         lines += [f"  against {one.rival}: {one.told}" for one in top.against]
         lines += [f"claims: {counts}"] if counts else []
+        own = [one for one in self.content.findings if one.source == "study"]
+        lines += [f"  {one.id} {one.verdict}: {one.says}. {one.why}" for one in own]
         lines += [self.content.missing.words()] if self.content.missing.any else []
         number = counted(len(self.files), "file")
         return "\n".join([*lines, "", f"{number} in {duration(self.seconds)}; the page: {self.page}"])

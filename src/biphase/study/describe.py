@@ -14,7 +14,7 @@ from dataclasses import asdict
 from datetime import datetime, timedelta
 from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import Any, TextIO
 
 from biphase.data.corpus import shards_key
 from biphase.errors import StoreError
@@ -387,7 +387,7 @@ def opening(plan: Plan, store: Store) -> str:
     """Return the first lines of a run."""
     question = f": {plan.question}" if plan.question else ""
     standing = _standing(plan, len(ledger.done_keys(plan, store)), ledger.count(plan, store))
-    return _folded([f"{plan.study.name}{question}", f"  {standing}"])
+    return _folded([f"{plan.study.name}{question}", f"  {standing}"], sys.stderr)
 
 
 def closing(
@@ -651,17 +651,20 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
     return _folded([*lines, *below])
 
 
-def _folded(lines: Sequence[str]) -> str:
-    """Join lines; those that are longer than a line of the terminal are continued with an indent."""
-    width = columns(sys.stdout)
-    if not width:
-        return "\n".join(lines)
-    indent = "    "
-    folded = (
-        wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [""]
-        for line in lines
-    )
-    return "\n".join(part for parts in folded for part in parts)
+def _folded(lines: Sequence[str], stream: TextIO | None = None) -> str:
+    """Join lines; those that are longer than a line of the terminal are continued with an indent.
+
+    Commands stay whole, so that they can be copied. `stream`: where they are printed; default: stdout.
+    """
+    width, folded = columns(stream or sys.stdout), []
+    for line in lines:
+        if 0 < width < len(line) and ": biphase " not in line:
+            folded += wrap(
+                line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+            )
+        else:
+            folded.append(line)
+    return "\n".join(folded)
 
 
 def _where(holder: Holder) -> str:

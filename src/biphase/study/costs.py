@@ -151,6 +151,12 @@ def flops_per_token(shape: ModelShape, packing: Packing, *, causal: float, label
 # ---------------------------------------------------------------- shapes
 
 
+def start_of(run: Pretrain) -> str:
+    """Return the name of the size, configuration or hub model that a run begins with."""
+    start = run.root.start
+    return getattr(start, "name", "") or getattr(start, "source", "") or run.name
+
+
 def shape_of(run: Pretrain) -> ModelShape | None:
     """Return the shape of the model that a run trains, or None if only a download would tell."""
     root = run.root

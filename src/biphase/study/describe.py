@@ -26,7 +26,7 @@ from biphase.protocol import HELDOUT_OBJECTIVES, KEY_DIGITS
 from biphase.specs import Contrastive, Pretrain
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study.costs import Costs, costs
+from biphase.study.costs import Costs, costs, start_of
 from biphase.study.ledger import Count, JobStatus, Row, TuningGrid, score_rows, scores_json, with_interval
 from biphase.study.many_gpus import MEMORY, fit_lines, needs
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
@@ -143,8 +143,9 @@ def _cost_line(plan: Plan, bill: Bill, price: float) -> list[str]:
     without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
     if len(runs) > MANY_RUNS:
         models: defaultdict[str, float] = defaultdict(float)
-        for run in plan.study.runs:
-            models[_start(run.root)] += runs.get(run.name, 0.0)
+        starts = {node.run.name: start_of(node.run) for node in (*plan.roots.values(), *plan.jobs.values())}
+        for name, cost in runs.items():
+            models[starts[name]] += cost
         runs = dict(models)
     each = ", ".join(f"{name} {_money(cost)}" for name, cost in runs.items())
     split = f"; {each}" if len(runs) > 1 else ""
@@ -365,12 +366,8 @@ def _titles(roots: list[Root], trained: set[str]) -> dict[str, str]:
     }
 
 
-def _start(run: Pretrain) -> str:
-    return getattr(run.start, "name", "") or getattr(run.start, "source", "")
-
-
 def _title(run: Pretrain, *, trained: bool) -> str:
-    start = _start(run)
+    start = start_of(run)
     return f"{start} on {getattr(run.corpus, 'name', run.corpus)}" if trained else f"{start}, as it is"
 
 
@@ -609,8 +606,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings"))
         lines += _screening_lines(plan, tuned.grids)
     if (unfinished or tuned.done < tuned.of) and (left := TimeLeft(plan, store).estimate()):
-        rest = "" if left.complete else ", without what was not timed yet"
-        lines.append(f"  about {left.text()} left for all, with {counted(left.workers, 'worker')}{rest}")
+        about = "about " if left.complete else ""
+        lines.append(f"  {about}{left.text()} left for all, with {counted(left.workers, 'worker')}")
     width = columns(sys.stdout)
 
     def line(standing: str, key: str, name: str, *facts: str) -> None:

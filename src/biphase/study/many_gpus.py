@@ -31,7 +31,7 @@ from biphase.protocol import (
 )
 from biphase.specs import Contrastive, Finetune, Pretrain, Size
 from biphase.store import Store
-from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of
+from biphase.study.costs import ModelShape, flops_per_token, peak_of, shape_of, start_of
 from biphase.study.devices import PLANNED_DEVICE, Speeds, at_hand, device_named
 from biphase.study.plan import Plan, TrainingJob
 from biphase.study.prices import EFFICIENCY
@@ -228,7 +228,7 @@ def needs(plan: Plan, device: str) -> list[Need]:
     found: dict[tuple[str, str], Need] = {}
 
     def add(run: Pretrain, work: str, size: float, advice: str) -> None:
-        kind = _model(run), work
+        kind = start_of(run), work
         if kind not in found or found[kind].bytes < size:
             found[kind] = Need(*kind, size, size <= room, "" if size <= room else advice)
 
@@ -309,10 +309,6 @@ def load_of(job: TrainingJob, shape: ModelShape, memory: float, *, own: bool, gp
     return Load(shape, run.precision, rows, micro_rows(memory, rows, length), length, labelled, own)
 
 
-def _model(run: Pretrain) -> str:
-    return getattr(run.root.start, "name", "") or run.name
-
-
 # ---------------------------------------------------------------- predictions
 
 
@@ -366,7 +362,7 @@ class ManyGpus:
                 )
             # The step and the memory shown are of the longest job.
             job = max(jobs, key=lambda job: job.steps)
-            title = f"{_model(run)}, {job.objective.label}"
+            title = f"{start_of(run)}, {job.objective.label}"
             ways = [self._outlook(job, shape, way, jobs) for way in shardings(gpus, self.joined.gpus)]
             self.models.append(Scaled(title, self._load(job, shape), ways))
 

@@ -18,9 +18,9 @@ from biphase.cluster.workers import WorkerRegistry
 from biphase.errors import StoreError
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study.costs import flops_of
+from biphase.study.costs import flops_of, start_of
 from biphase.study.ledger import Count, FineTuning, finished, screened_in, tuning_grids
-from biphase.study.plan import Plan, Root, TrainingJob
+from biphase.study.plan import Plan, TrainingJob
 from biphase.study.prices import Grid, elapsed
 from biphase.text import duration
 
@@ -40,7 +40,7 @@ class Remaining:
     complete: bool
 
     def text(self, since: float = 0.0) -> str:
-        """Say how much is left `since` seconds after the estimate."""
+        """Say how much is left `since` seconds after the estimate: "8 min", or "over 8 min" if it is not complete."""
         return f"{'' if self.complete else 'over '}{duration(max(1.0, self.seconds - since))}"
 
 
@@ -121,12 +121,12 @@ class TimeLeft:
             else:
                 continue
             speed.add(
-                _start(entry.job), max(0.0, seconds), shares[key] * _work(entry.job), here=entry.weights
+                start_of(entry.job.run), max(0.0, seconds), shares[key] * _work(entry.job), here=entry.weights
             )
         seconds_of = {}
         for key in left:
             job, share = self.plan.jobs[key], shares[key] if entries[key].standing == "running" else 0.0
-            rate = 0.0 if job.merge else speed.of(_start(job))
+            rate = 0.0 if job.merge else speed.of(start_of(job.run))
             if rate is not None:
                 seconds_of[key] = rate * _work(job) * (1 - share)
         return seconds_of
@@ -166,12 +166,7 @@ class TimeLeft:
         return True
 
     def _size(self, model: str) -> str:
-        return _start(self.plan.jobs.get(model) or self.plan.roots[model])
-
-
-def _start(node: TrainingJob | Root) -> str:
-    start = node.run.root.start
-    return getattr(start, "name", "") or getattr(start, "source", "")
+        return start_of((self.plan.jobs.get(model) or self.plan.roots[model]).run)
 
 
 def _work(job: TrainingJob) -> float:

@@ -166,6 +166,9 @@ def test_the_quickstart_learns_in_minutes(tmp_path):
     for model in ("clm", "clm-mlm40", "mlm40"):
         test = scores[model, "sources-mini"]["test"]
         assert sum(test) / len(test) >= 1 / 3 + 0.1, f"{model} should beat the majority class by 10 points"
+    report = [*command, "report", *study, "--no-print", "--json"]
+    told = subprocess.run(report, capture_output=True, text=True, cwd=ROOT, check=True)
+    assert json.loads(told.stdout)["claims"] == {"pays": "reproduced", "causal": "reproduced"}
     curves = facts["heldout"].items()
     losses = {name: {int(step): values for step, values in curve.items()} for name, curve in curves}
     card = json.loads(next((tmp_path / "shards").glob("*/card.json")).read_text())

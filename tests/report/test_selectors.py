@@ -110,7 +110,7 @@ def keys_compared(plan):
     }
 
 
-@pytest.mark.parametrize("study", ["paper", "two_stage", "quickstart"])
+@pytest.mark.parametrize("study", ["paper", "two_stage"])
 def test_other_names_in_another_order_give_the_same_tests(plan_of, study):
     plan, draw, renamed = plan_of(study), random.Random(7), {}
 

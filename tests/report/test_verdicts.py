@@ -502,7 +502,6 @@ def test_nothing_is_marked_where_nothing_was_repeated_or_epochs_are_unknown(cont
 TESTED = {
     "paper": {f"C{n}" for n in range(1, 21)} | {"B1", "B2", "B3", "B4"},
     "two_stage": {*(f"C{n}" for n in (1, 2, 3, 4, 7, 8, 9, 12, 13, 14)), "B1", "B3", "B4"},
-    "quickstart": {"C1", "C2", "C3", "C4", "B4"},
 }
 BOTH = CAUSAL, MASKED
 

@@ -8,7 +8,7 @@ import pytest
 
 from biphase import errors, progress
 from biphase.progress import Live, seconds_between
-from biphase.text import fit, middle, printable, short, si
+from biphase.text import apart, fit, middle, printable, short, si
 from biphase.version import __version__, _commit, code_version
 
 
@@ -129,3 +129,11 @@ def test_a_progress_line_never_wraps(monkeypatch):
     line = sys.stderr.getvalue().removeprefix("\r\x1b[K")
     assert len(line) < 40
     assert line.endswith("   step 3 of 14")
+
+
+def test_shortened_names_stay_different():
+    names = [f"encoder-that-began-with-{how}-language-modeling-at-1m-seed-0" for how in ("causal", "masked")]
+    short = apart(names, 24)
+    assert max(map(len, short.values())) <= 24
+    assert ["causal" in short[names[0]], "masked" in short[names[1]]] == [True, True]
+    assert apart(["a", "b"], 8) == {"a": "a", "b": "b"}

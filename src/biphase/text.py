@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Sequence
+from itertools import takewhile
 
 # Control characters except newline and tab, bidirectional marks, and surrogates.
 _CONTROL = re.compile(
@@ -100,9 +101,31 @@ def middle(text: str, width: int) -> str:
     if room < min(SHORTEST, len(name)):
         name, dot, more, room = text, "", "", width
     if len(name) > room:
-        end = (room - 1) // 2
+        end = max(0, room - 1) // 2
         name = f"{name[: room - 1 - end]}…{name[len(name) - end :]}"
     return name + dot + more
+
+
+def apart(names: Sequence[str], width: int) -> dict[str, str]:
+    """Shorten each of several names to `width` characters so that they stay different, if that is possible.
+
+    Where they differ in their middles, what they begin and end with alike is shortened instead.
+    """
+    short = {name: middle(name, width) for name in names}
+    if len(set(short.values())) < len(short):
+        begin = _alike(list(short))
+        end = _alike([name[begin:][::-1] for name in short])
+        for name in short:
+            core = name[begin : len(name) - end]
+            room = max(2, width - len(core))
+            head, tail = middle(name[:begin], room - room // 2), middle(name[len(name) - end :], room // 2)
+            short[name] = middle(head + core + tail, width)
+    return short
+
+
+def _alike(texts: Sequence[str]) -> int:
+    """Return with how many equal characters all texts begin."""
+    return sum(1 for _ in takewhile(lambda letters: len(set(letters)) == 1, zip(*texts, strict=False)))
 
 
 def fit(parts: Sequence[str], width: int, spare: Sequence[int] = (), name: int = 0, gap: str = "  ") -> str:

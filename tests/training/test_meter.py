@@ -83,4 +83,4 @@ def test_the_progress_line_shows_the_loss_as_a_curve_and_fits_the_terminal(monke
         step(made, number, loss=6.0 - number)
     (line,) = made.out.getvalue().splitlines()
     assert len(line) <= 70
-    assert all(fact in line for fact in ("1/7", "…", "step 106/106", "loss 1.000 █▇▅▄▂▁", "study 8 min"))
+    assert all(fact in line for fact in ("1/7", "…", "step 106/106", "loss 1.000 █▇▅▄▂▁", "study 8 min left"))

@@ -32,7 +32,7 @@ from biphase.study.many_gpus import MEMORY, fit_lines, needs
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
 from biphase.study.prices import Bill
 from biphase.study.time_left import TimeLeft
-from biphase.text import SHORTEST, counted, duration, fit, middle, objective_title, short, si, sparkline
+from biphase.text import SHORTEST, apart, counted, duration, fit, objective_title, short, si, sparkline
 
 PAGE = 110  # characters per line
 MANY_RUNS = 12  # above, costs are shown by model instead of by run
@@ -492,12 +492,13 @@ def results_table(plan: Plan, store: Store, damaged: dict[str, str], width: int 
     cell = 6 + curve
     heads = "".join(f"{title[:cell]:<{cell}}  " for title in titles.values())
     lines = [f"  {'held-out loss, nats':<{wide}}  {heads}epochs"]
+    short_names = apart([name for name, *_ in rows], wide)
     for name, last, curves, epochs in rows:
         cells = [
             f"{last[loss]:.3f} {sparkline(curves[loss], curve):<{curve}}" if loss in last else " " * cell
             for loss in titles
         ]
-        lines.append(f"  {middle(name, wide):<{wide}}  {'  '.join(cells)}  {epochs}")
+        lines.append(f"  {short_names[name]:<{wide}}  {'  '.join(cells)}  {epochs}")
     return [*lines, *corpora, ""]
 
 
@@ -546,10 +547,9 @@ def score_table(plan: Plan, tuned: ledger.TrialSurvey, width: int = 0) -> list[s
             below = [f"{task}: {what}" for task, what in known.items()]
     if width and (beyond := sum(wide[at] + 2 for at in shown) - width) > 0:
         wide[0] = max(SHORTEST, len(head[0]), wide[0] - beyond)
-    body = [
-        "  " + "  ".join(f"{middle(line[at], wide[at]):<{wide[at]}}" for at in shown).rstrip()
-        for line in lines
-    ]
+    short_names = {head[0]: head[0]} | apart([row.result for row in rows], wide[0])
+    lines = [(short_names[line[0]], *line[1:]) for line in lines]
+    body = ["  " + "  ".join(f"{line[at]:<{wide[at]}}" for at in shown).rstrip() for line in lines]
     body += ["  baselines", *(f"    {line}" for line in below)] if below else []
     seeds = len(plan.study.finetune.seeds) if plan.study.finetune else 0
     over = f"intervals are over {seeds} fine-tuning seeds" if seeds > 1 else "one seed has no interval"
@@ -606,8 +606,8 @@ def status_text(plan: Plan, store: Store, *, command_path: str, cluster: Sequenc
         lines.append(_bar(tuned.done, tuned.of, "fine-tunings"))
         lines += _screening_lines(plan, tuned.grids)
     if (unfinished or tuned.done < tuned.of) and (left := TimeLeft(plan, store).estimate()):
-        about = "about " if left.complete else ""
-        lines.append(f"  {about}{left.text()} left for all, with {counted(left.workers, 'worker')}")
+        about, rest = ("about ", "") if left.complete else ("", "; not all was timed yet")
+        lines.append(f"  {about}{left.text()} left for all, with {counted(left.workers, 'worker')}{rest}")
     width = columns(sys.stdout)
 
     def line(standing: str, key: str, name: str, *facts: str) -> None:

@@ -331,7 +331,7 @@ class Worker:
             f" {time.monotonic() - began:.1f} s",
             f" study {left} left" if left else "",
         )
-        self.say(f"  {fit(parts, columns(sys.stderr) - 2, spare=(3, 2), name=1)}")
+        self.say(f"  {fit(parts, columns(sys.stderr) - 2, spare=(3,), name=1)}")
 
     def _progress(self) -> str:
         """Format how many of the planned fine-tunings are known to be done."""
@@ -459,8 +459,12 @@ def _validation(scored: PartScores) -> str:
     """Format the first validation metric in percent, and note if all predictions are the same."""
     metrics = list(scored.metrics.items())
     same = f" (constant: {scored.constant})" if scored.constant else ""
-    where = "" if 0 < columns(sys.stderr) < WIDE else " on validation"
-    return f"{metrics[0][0]} {metrics[0][1] * 100:.1f}%{where}{same}" if metrics else ""
+    if not metrics:
+        return ""
+    name, score = metrics[0]
+    if 0 < columns(sys.stderr) < WIDE:
+        return f"{score * 100:.1f}%{' !' if same else ''}"
+    return f"{name} {score * 100:.1f}% on validation{same}"
 
 
 def _summary(pretraining: Pretraining, training: float, seconds: float) -> str:

@@ -19,7 +19,7 @@ from biphase.training.loop import StepReading
 
 # Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
 READ_EVERY, BEHIND = 10, 8
-CURVE = 10  # width of the loss curve in characters
+CURVE = 8  # width of the loss curve in characters
 
 
 class Meter:
@@ -153,7 +153,7 @@ class Meter:
                 f"lr {line['rate']:.2e}",
                 f"{si(self.rate)}tok/s",
                 f"{si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else "",
-                f"{left} left" + (f", study {study}" if study else ""),
+                f"{left}, study {study} left" if study else f"{left} left",
             ),
             columns(self.out) - 3,
             spare=(5, 3, 4),

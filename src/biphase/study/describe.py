@@ -656,8 +656,9 @@ def _folded(lines: Sequence[str], stream: TextIO | None = None) -> str:
     width, folded = columns(stream or sys.stdout), []
     for line in lines:
         if 0 < width < len(line) and ": biphase " not in line:
+            indent = " " * max(4, len(line) - len(line.lstrip()))
             folded += wrap(
-                line, width, subsequent_indent="    ", break_long_words=False, break_on_hyphens=False
+                line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
             )
         else:
             folded.append(line)

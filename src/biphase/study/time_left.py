@@ -9,6 +9,7 @@ machine, and count only if nothing was computed in this store.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Hashable
@@ -85,7 +86,8 @@ class TimeLeft:
         """Return the time left for people, e.g. "8 min"; "" before anything was measured. Cheap to call often."""
         now = time.monotonic()
         if now >= self.due:
-            self.remaining = self.estimate()
+            with contextlib.suppress(OSError, StoreError):  # informative only, and others write the store meanwhile
+                self.remaining = self.estimate()
             took = time.monotonic() - now
             self.estimated, self.due = now, now + took + max(PAUSE_SECONDS, PAUSE_SHARE * took)
         return self.remaining.text(now - self.estimated) if self.remaining else ""

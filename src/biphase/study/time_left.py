@@ -86,7 +86,9 @@ class TimeLeft:
         """Return the time left for people, e.g. "8 min"; "" before anything was measured. Cheap to call often."""
         now = time.monotonic()
         if now >= self.due:
-            with contextlib.suppress(OSError, StoreError):  # informative only, and others write the store meanwhile
+            with contextlib.suppress(
+                OSError, StoreError
+            ):  # informative only, and others write the store meanwhile
                 self.remaining = self.estimate()
             took = time.monotonic() - now
             self.estimated, self.due = now, now + took + max(PAUSE_SECONDS, PAUSE_SHARE * took)

@@ -5,7 +5,8 @@
     traffic  bytes sent by each GPU. Not sharded: an all-reduce of fp32 gradients. Sharded: weights are gathered
              forward and backward for every micro-batch, gradients are reduced and scattered once a step
 
-`needs` compares every kind of job of a plan with the memory of one GPU. Nothing here is measured except the speed of one GPU. A GPU computes its share of a step's rows. The all-reduce of
+`needs` compares every kind of job of a plan with the memory of one GPU. Nothing here is measured except the speed of
+one GPU. A GPU computes its share of a step's rows. The all-reduce of
 gradients starts after the backward pass, so the two times are added; gathering of shards overlaps with computing
 other blocks, so the longer one counts. Sharding and recomputation use torch's compiler instead of biphase's own
 kernels, which costs a factor `COMPILED`. Not counted: latencies, stragglers, data loading and checkpoints.
@@ -292,9 +293,8 @@ def _tuning_memory(run: Pretrain, shape: ModelShape, spec: Finetune, *, own: boo
     precision = "fp32" if spec.precision == "fp32" else "bf16"
     rows = math.ceil(tokens / limit)
     load = Load(shape, precision, rows, rows, limit, 1.0, own and has_own_kernels(run.root.start))
-    each = (
-        2 if spec.precision == "pure-bf16" else 4
-    )  # bytes of a weight, its gradient, and each number of Adam's two
+    # Bytes of a weight, of its gradient, and of each of Adam's two numbers.
+    each = 2 if spec.precision == "pure-bf16" else 4
     copies = 2 if spec.precision == "bf16" else 0
     # Beside the weights in training, those to which the next fine-tuning returns.
     return (5 * each + copies) * shape.parameters + _activations(load, ALONE)

@@ -25,9 +25,8 @@ from biphase.study.plan import Plan, TrainingJob
 from biphase.study.prices import Grid, elapsed
 from biphase.text import duration
 
-PAUSE_SECONDS = (
-    5.0  # between two estimates of a running worker, which look at every result that is not known to be done
-)
+# Between two estimates of a running worker, which look at every result that is not known to be done.
+PAUSE_SECONDS = 5.0
 PAUSE_SHARE = 100  # a pause is also this many times as long as an estimate took: at most 1% of the time
 
 
@@ -86,9 +85,8 @@ class TimeLeft:
         """Return the time left for people, e.g. "8 min"; "" before anything was measured. Cheap to call often."""
         now = time.monotonic()
         if now >= self.due:
-            with contextlib.suppress(
-                OSError, StoreError
-            ):  # informative only, and others write the store meanwhile
+            # Informative only, and others write the store meanwhile.
+            with contextlib.suppress(OSError, StoreError):
                 self.remaining = self.estimate()
             took = time.monotonic() - now
             self.estimated, self.due = now, now + took + max(PAUSE_SECONDS, PAUSE_SHARE * took)

@@ -6,10 +6,10 @@
              forward and backward for every micro-batch, gradients are reduced and scattered once a step
 
 `needs` compares every kind of job of a plan with the memory of one GPU. Nothing here is measured except the speed of
-one GPU. A GPU computes its share of a step's rows. The all-reduce of
-gradients starts after the backward pass, so the two times are added; gathering of shards overlaps with computing
-other blocks, so the longer one counts. Sharding and recomputation use torch's compiler instead of biphase's own
-kernels, which costs a factor `COMPILED`. Not counted: latencies, stragglers, data loading and checkpoints.
+one GPU. A GPU computes its share of a step's rows. The all-reduce of gradients starts after the backward pass, so the
+two times are added; gathering of shards overlaps with computing other blocks, so the longer one counts. Sharding and
+recomputation use torch's compiler instead of biphase's own kernels, which costs a factor `COMPILED`. Not counted:
+latencies, stragglers, data loading and checkpoints.
 """
 
 from __future__ import annotations

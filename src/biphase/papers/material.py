@@ -15,11 +15,12 @@ from typing import Any
 
 from biphase.catalog import CATALOG
 from biphase.presets import CORPORA, SIZES
-from biphase.specs import BPE, Chunks, Corpus, Finetune, Pretrained, Splits, Task
+from biphase.specs import BPE, Blend, Chunks, Corpus, Finetune, Pretrained, Splits, Task
 
 COPIES = Path("data")
 PUBMED = "hf://taln-ls2n/kpbiomed@8813843a9bb5f6c2ccee4d98b8125df6df4214e8/medium/train/*.parquet"
 HELDOUT = "validation.jsonl.zst"
+BERT = (0.8, 0.1, 0.1)  # how BERT replaces masked tokens: by the mask token, by a random one, not at all
 
 
 def text(name: str, files: str = "*-*.jsonl.zst", *, hub: Corpus | None = None, tokens: int = 0) -> Corpus:
@@ -38,6 +39,15 @@ def _tokenizer() -> BPE | Pretrained:
 def pubmed(name: str) -> Corpus:
     """Abstracts of PubMed, about 2 million: KPBiomed (arXiv 2211.12124)."""
     return Corpus(name, PUBMED, CORPORA["fineweb-edu"].tokenizer, text="abstract")
+
+
+# The better text of the full studies' last stages: public, and with the tokenizer of FineWeb-Edu.
+SCIENTIFIC = Blend({CORPORA["fineweb-edu"]: 3, pubmed("pubmed"): 1})
+
+
+def refined(name: str) -> Corpus:
+    """Text that is better than the rest, for a last stage: Wikipedia; from the hub abstracts of PubMed."""
+    return text(name, "wikipedia-*.jsonl.zst", hub=pubmed(name))
 
 
 # Where a local copy has other files than the hub: BEIR's own layout.

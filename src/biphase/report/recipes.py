@@ -84,16 +84,25 @@ class Recipe:
         return tuple(RecipePhase(span.objective, max(span.first, before), span.until) for span in spans)
 
     @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names of the objectives since the base, in their order."""
+        return tuple(span.objective.name for span in self.own)
+
+    @property
     def kind(self) -> Kind:
-        return (
-            "other" if self.merged else KIND_OF.get(tuple(span.objective.name for span in self.own), "other")
-        )
+        return "other" if self.merged else KIND_OF.get(self.objectives, "other")
 
     @property
     def causal_share(self) -> float:
         """The share of the steps since the base that were trained with CLM."""
         total = sum(span.steps for span in self.own)
         return sum(span.steps for span in self.own if span.objective.causal) / total if total else 0.0
+
+    @property
+    def causal_rows(self) -> float:
+        """The share of the rows since the base that are causal, also those of mixtures."""
+        rows = sum(span.steps * span.objective.causal_share(0, span.steps) for span in self.own)
+        return rows / self.own_steps if self.own else 0.0
 
     @property
     def ratio(self) -> float | None:

@@ -270,13 +270,16 @@ def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
 
 
 def _mean(start: Merge, parts: list[Recipe]) -> str:
-    """What is averaged, as text: "0.5 × CLM for 200 steps + 0.5 × MLM 40% for 200 steps"."""
-    weights = dict(zip(start.parts, start.weights, strict=True))
-    texts = (
-        f"{weights[part]:.4g} × {recipe.words().split(' · ', 1)[1]}"
-        for part, recipe in zip(start.by_steps, parts, strict=True)
-    )
-    return " + ".join(texts)
+    """What is averaged, as text: "0.5 × CLM for 200 steps + 0.5 × MLM 40% for 200 steps"; steps alone, of one run."""
+    weights = [f"{dict(zip(start.parts, start.weights, strict=True))[part]:.4g}" for part in start.by_steps]
+    if len({part.run for part in start.parts}) == 1:
+        steps = [f"{weight} × {part.step:,}" for part, weight in zip(start.by_steps, weights, strict=True)]
+        if len({*weights}) == 1:
+            steps = [f"{part.step:,}" for part in start.by_steps]
+        path = ", then ".join(f"{named(span.label)} for {span.steps:,}" for span in parts[0].own)
+        return f"steps {', '.join(steps)} of {path} steps"
+    texts = (recipe.words().split(" · ", 1)[1] for recipe in parts)
+    return " + ".join(f"{weight} × {text}" for weight, text in zip(weights, texts, strict=True))
 
 
 def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:

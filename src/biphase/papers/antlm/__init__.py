@@ -82,6 +82,6 @@ PAPER = Paper(
         ),
     ),
     published=Published({("A1", "ltg-bert"): 2.2}),
-    tasks={"SC": ()},
+    tasks={"SC": (), "TC": (), "QA": (), "IR": ()},
     protocol="standard",
 )

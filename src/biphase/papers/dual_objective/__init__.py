@@ -27,13 +27,13 @@ def share(recipe: Recipe) -> float:
     return recipe.causal_rows
 
 
-MIXED = Which("the best mixture", mixed, at_least=1, order=share)
+MIXED = Which("the best mixture", mixed, at_least=1, order=lambda recipe, run: share(recipe))
 NEARLY_CAUSAL = Which(
     "the nearly causal mixture", lambda recipe, run: mixed(recipe, run) and share(recipe) >= NEARLY
 )
 CAUSAL = Which("CLM", lambda recipe, run: any_share(recipe, run) and share(recipe) == 1)
 MASKED = Which("masked diffusion", lambda recipe, run: any_share(recipe, run) and share(recipe) == 0)
-EVERY = Which("all shares", any_share, at_least=4, order=share)
+EVERY = Which("all shares", any_share, at_least=4, order=lambda recipe, run: share(recipe))
 NEEDS = "needs runs of equal steps on one corpus: "
 
 

@@ -142,6 +142,6 @@ PAPER = Paper(
         ),
     ),
     published=Published(GAINS),
-    tasks={"SC": ("mnli",), "IR": ()},
+    tasks={"SC": ("mnli",), "TC": (), "QA": (), "IR": ()},
     protocol="standard",
 )

@@ -46,16 +46,16 @@ def _hybrid(recipe: Recipe, run: Pretrain) -> bool:
     return hybrid(recipe, 0, FEW) and falls(recipe)
 
 
-HYBRID = Which("the hybrid with a few causal rows", _hybrid, order=lambda recipe: recipe.causal_rows)
+HYBRID = Which("the hybrid with a few causal rows", _hybrid, order=lambda recipe, run: recipe.causal_rows)
 CAUSAL_HYBRID = Which(
     "the hybrid with a few masked rows",
     lambda recipe, run: hybrid(recipe, 1 - FEW, 1) and falls(recipe),
-    order=lambda recipe: -recipe.causal_rows,
+    order=lambda recipe, run: -recipe.causal_rows,
 )
 CONSTANT = Which(
     "the hybrid with a constant masking ratio",
     lambda recipe, run: hybrid(recipe, 0, FEW) and constant(recipe),
-    order=lambda recipe: recipe.causal_rows,
+    order=lambda recipe, run: recipe.causal_rows,
 )
 CAUSAL = Which("CLM", lambda recipe, run: recipe.base is None and recipe.objectives == ("clm",))
 MASKED = Which("masked rows alone", lambda recipe, run: recipe.objectives == ("mntp",) and falls(recipe))
@@ -126,6 +126,6 @@ PAPER = Paper(
         ),
     ),
     published=Published(GAINS),
-    tasks={"SC": ("mnli",)},
+    tasks={"SC": ("mnli",), "TC": (), "QA": (), "IR": ()},
     protocol="standard",
 )

@@ -7,64 +7,87 @@ Sources of the numbers: the abstract (arXiv:2507.17634); its Tables 1, 3 and 4 a
 give them alike. The tables themselves could not be looked up.
 """
 
-from biphase.report.contrasts import Paper, Statement, above
-from biphase.report.recipes import Published, Recipe
+import math
+from collections.abc import Callable
+from dataclasses import replace
+
+from biphase.report.contrasts import On, Paper, Pattern, Quantity, Statement, above
+from biphase.report.recipes import Model, Published, Recipe, run_of
 from biphase.report.selectors import Compare, Which
 from biphase.specs import Merge, Pretrain
 
 CLOSE = 0.5  # points: the margin of "no worse"
-LONG, SHORT = 0.15, 0.08  # shares of all steps that a long window covers at least, and a short one at most
 MANY, FEW = 6, 3  # checkpoints
 
 
-def _merge(run: Pretrain) -> tuple[int, float, bool]:
-    """Of a merge of checkpoints of one run: their number, the share of the steps they cover, whether all count alike."""
+def _steps(run: Pretrain) -> list[int]:
+    """The steps of the checkpoints of one run that are averaged, the last first; empty if it is no such average."""
     start = run.start
     if run.stages or not isinstance(start, Merge) or len({part.run for part in start.parts}) > 1:
-        return 0, 0.0, False
-    steps = [part.total_steps for part in start.by_steps]
-    covered = (
-        (steps[0] - steps[-1]) * len(steps) / (len(steps) - 1)
-    )  # each stands for the steps since the one before
-    return len(steps), covered / steps[0], max(start.weights) - min(start.weights) < 1e-6
+        return []
+    return [part.total_steps for part in start.by_steps]
 
 
-def _mean(recipe: Recipe, run: Pretrain) -> bool:
-    count, window, alike = _merge(run)
-    return alike and count >= MANY and window >= LONG
+def window(run: Pretrain) -> float:
+    """The steps that an average covers: each checkpoint stands for those since the one before."""
+    steps = _steps(run)
+    return (steps[0] - steps[-1]) * len(steps) / (len(steps) - 1)
 
 
-def _weighted(recipe: Recipe, run: Pretrain) -> bool:
-    """Whether the weights emulate a decay that is steep at first: earlier checkpoints count more."""
-    count, window, alike = _merge(run)
-    if alike or count < MANY or window < LONG or not isinstance(run.start, Merge):
-        return False
-    by_steps = sorted(
-        zip(run.start.parts, run.start.weights, strict=True), key=lambda one: one[0].total_steps
+def _weights(run: Pretrain) -> list[float]:
+    """The weights of an average in the order of steps."""
+    start = run.start
+    assert isinstance(start, Merge)
+    weights = dict(zip(start.parts, start.weights, strict=True))
+    return [weights[part] for part in reversed(start.by_steps)]
+
+
+def _equal(run: Pretrain, least: int, most: float = math.inf) -> bool:
+    """Whether so many checkpoints are averaged, and all count alike."""
+    return least <= len(_steps(run)) <= most and max(_weights(run)) - min(_weights(run)) < 1e-6
+
+
+def _falling(recipe: Recipe, run: Pretrain) -> bool:
+    """Whether earlier checkpoints count more, as if the rate had fallen steeply at first."""
+    steps = _steps(run)
+    return (
+        len(steps) >= MANY and not _equal(run, MANY) and _weights(run) == sorted(_weights(run), reverse=True)
     )
-    weights = [weight for _, weight in by_steps]
-    return weights == sorted(weights, reverse=True)
-
-
-def _few(recipe: Recipe, run: Pretrain) -> bool:
-    count, window, alike = _merge(run)
-    return alike and 2 <= count <= FEW and window >= LONG
-
-
-def _short(recipe: Recipe, run: Pretrain) -> bool:
-    _, window, alike = _merge(run)
-    return alike and 0 < window <= SHORT
 
 
 def _decayed(recipe: Recipe, run: Pretrain) -> bool:
     return bool(run.stages) and not recipe.merged and recipe.decayed
 
 
-MEAN = Which("the mean of the last checkpoints", _mean)
-WEIGHTED = Which("their mean by the weights of a 1−√ decay", _weighted)
-SPARSE = Which("the mean of fewer checkpoints", _few)
-LATE = Which("the mean of a shorter window", _short)
+MEAN = Which(
+    "the mean of the last checkpoints",
+    lambda recipe, run: _equal(run, MANY),
+    order=lambda recipe, run: -window(run),
+)
+WEIGHTED = Which("their mean by falling weights", _falling, order=lambda recipe, run: -window(run))
+SPARSE = Which(
+    "the mean of two or three of them",
+    lambda recipe, run: _equal(run, 2, FEW),
+    order=lambda recipe, run: -window(run),
+)
+LATE = Which(
+    "the mean of the last two or three",
+    lambda recipe, run: _equal(run, 2, FEW),
+    order=lambda recipe, run: window(run),
+)
 DECAYED = Which("the decayed run", _decayed)
+
+
+def if_windows(fit: Callable[[float], bool]) -> Pattern:
+    """The first above the second, if the window of the second is such a share of that of the first."""
+
+    def quantity(on: On, first: Model, second: Model) -> Quantity | None:
+        wide, narrow = (window(run_of(on.study.plan, model.results[0])[0]) for model in (first, second))
+        return on.gap(first, second) if fit(narrow / wide) else None
+
+    return replace(above(on=None), quantity=quantity)
+
+
 # A merge has no schedule of its own, and the run that it averages no decay.
 IGNORED = ("merge", "decay", "shape", "floor")
 NEEDS = "needs an undecayed run and "
@@ -80,7 +103,7 @@ PAPER = Paper(
             "W1",
             "The mean of checkpoints at a constant learning rate scores above a run whose rate decays",
             gist="The mean of the last checkpoints minus the decayed run, mean over tasks",
-            contrast="mean of 6 checkpoints or more over the last 15% of the steps or more − a run that decays, equal steps; mean over tasks",
+            contrast="mean of at least 6 checkpoints, the widest window − a run that decays, equal steps; mean over tasks",
             needs=NEEDS + "the mean of its last checkpoints (Merge), and a run of equal steps that decays",
             on=(),
             models=Compare((MEAN, DECAYED), IGNORED),
@@ -93,11 +116,11 @@ PAPER = Paper(
             "W2",
             "The longer the window that is averaged, the better",
             gist="The mean over a long window minus that over a short one, mean over tasks",
-            contrast="mean over at least 15% of the steps − mean over at most 8%; mean over tasks",
+            contrast="mean of at least 6 checkpoints − mean of 2 or 3 whose window is at most half as wide; mean over tasks",
             needs=NEEDS + "means over a long and over a short window of its last checkpoints",
             on=(),
             models=Compare((MEAN, LATE), IGNORED),
-            contrasts=(above(on=None),),
+            contrasts=(if_windows(lambda share: share <= 1 / 2),),
             figure="objectives",
             paper="no numbers seen: the abstract calls the duration the most critical factor",
         ),
@@ -105,11 +128,11 @@ PAPER = Paper(
             "W3",
             "In one window more checkpoints are better than two or three",
             gist="The mean of many checkpoints minus that of few in one window, mean over tasks",
-            contrast="mean of 6 checkpoints or more − mean of 2 or 3, both over at least 15% of the steps; mean over tasks",
+            contrast="mean of at least 6 checkpoints − mean of 2 or 3 with the same window, within a tenth; mean over tasks",
             needs=NEEDS + "means of many and of two or three checkpoints of one window",
             on=(),
             models=Compare((MEAN, SPARSE), IGNORED),
-            contrasts=(above(on=None),),
+            contrasts=(if_windows(lambda share: abs(share - 1) < 0.1),),
             figure="objectives",
             paper="63.78 for 8, 62.77 for 2 checkpoints of 80B tokens (Table 4)",
         ),
@@ -117,7 +140,7 @@ PAPER = Paper(
             "W4",
             "Weights that emulate a 1−√ decay are no worse than equal ones",
             gist="The weighted mean minus the mean, which must exceed −0.5, mean over tasks",
-            contrast="mean by the weights of a 1−√ decay − mean with equal weights, of the same checkpoints > −0.5 points; mean over tasks",
+            contrast="mean of at least 6 checkpoints, earlier ones counting more − mean with equal weights > −0.5 points; mean over tasks",
             needs=NEEDS + "two means of its last checkpoints, one of them with weights that fall",
             on=(),
             models=Compare((WEIGHTED, MEAN), IGNORED),

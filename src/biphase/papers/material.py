@@ -42,7 +42,7 @@ def pubmed(name: str) -> Corpus:
 
 
 # The better text of the full studies' last stages: public, and with the tokenizer of FineWeb-Edu.
-SCIENTIFIC = Blend({CORPORA["fineweb-edu"]: 3, pubmed("pubmed"): 1})
+SCIENTIFIC = Blend(((CORPORA["fineweb-edu"], 0.75), (pubmed("pubmed"), 0.25)))
 
 
 def refined(name: str) -> Corpus:

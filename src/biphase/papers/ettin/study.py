@@ -88,10 +88,8 @@ def pair(size: str, peak: float, warmup: int) -> tuple[Pretrain, ...]:
     }
     masked = member(f"encoder-{size}", (MLM(0.3), MLM(0.3), MLM(0.15)), LENGTHS, SCIENTIFIC, **fields)
     causal = member(f"decoder-{size}", (CLM(), CLM(), CLM()), LENGTHS, SCIENTIFIC, **fields)
-    on, more = (
-        round(50 * BILLION),
-        WSD(peak / 2, warmup=round(3 * BILLION), decay=round(10 * BILLION), floor=0.02),
-    )
+    on = round(50 * BILLION)
+    more = WSD(peak / 2, warmup=round(3 * BILLION), decay=round(10 * BILLION), floor=0.02)
     return (
         masked,
         causal,
@@ -129,10 +127,14 @@ def both_papers(
     )
 
 
+def shaped(scale: dict[str, Any], config: str) -> dict[str, Any]:
+    return scale | {"start": CONFIGS[config]}
+
+
 BOTH = ("ettin", "gisserot2025")
 small = Study(
     "ettin-small",
-    both_papers((120, 40), 48, 3e-3, corpus="builtin", **(TINY | {"start": CONFIGS["modernbert-1m"]})),
+    both_papers((120, 40), 48, 3e-3, corpus="builtin", **shaped(TINY, "modernbert-1m")),
     finetune_tiny(),
     papers=BOTH,
     effect=2.0,
@@ -146,7 +148,7 @@ gpu = Study(
         2e-3,
         refined("wikipedia"),
         corpus=text("general", "[bfost]*-*.jsonl.zst"),
-        **(GPU | {"start": CONFIGS["modernbert-30m"]}),
+        **shaped(GPU, "modernbert-30m"),
     ),
     finetune_gpu(0, 1, 2),
     papers=BOTH,

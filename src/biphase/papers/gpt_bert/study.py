@@ -44,7 +44,7 @@ def objective(causal: float, ratio: float | Linear) -> Objective:
     masked = MNTP(ratio, replace=BERT)
     if causal in (0, 1):
         return CLM() if causal else masked
-    return Mix({CLM(): causal, masked: 1 - causal})
+    return Mix(((CLM(), causal), (masked, 1 - causal)))
 
 
 def hybrids(

@@ -45,6 +45,13 @@ def write_states(plan: Plan, store: Store, *, lines: int, rows: int = 0) -> None
 def _progress(job: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
     run, flops, known = job.run, flops_of(job), before.get("flops", 0.0)
     seconds = before.get("seconds", 0.0) + (flops or 1e15 * job.steps) / (DEVICES * SPEED)
+    how = {
+        "micro_rows": 1,
+        "world": DEVICES,
+        "shard": "none",
+        "threads": 0,
+        "machine": MACHINE | {"path": "fused"},
+    }
     return {
         "step": job.step,
         "next_sample": run.origin_sample + job.step * run.rows_per_step,
@@ -54,11 +61,8 @@ def _progress(job: TrainingJob, before: dict[str, Any]) -> dict[str, Any]:
         "joules": seconds * DEVICES * WATTS,
         "skipped": 0,
         "nonfinite_in_a_row": 0,
-        "micro_rows": 1,
-        "world": DEVICES,
-        "shard": "none",
-        "threads": 0,
-        "machine": MACHINE | {"path": "fused"},
+        **how,
+        "segments": [{"first_step": 0, **how}],
     }
 
 

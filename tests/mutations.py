@@ -310,8 +310,8 @@ MUTATIONS = [
     Mutation(
         "held-out masks change between evaluations",
         "data/stream.py",
-        "return Stream(shards.heldout, packing, 0, ",
-        "return Stream(shards.heldout, packing, np.random.randint(2**30), ",
+        "one.heldout, packing, 0, one.eos_id",
+        "one.heldout, packing, np.random.randint(2**30), one.eos_id",
         "data/test_stream.py::test_heldout_rows_and_masks_do_not_depend_on_the_run",
         "held-out losses of two checkpoints are not comparable",
         subtle=True,
@@ -319,8 +319,8 @@ MUTATIONS = [
     Mutation(
         "held-out loss on training text",
         "data/stream.py",
-        "return Stream(shards.heldout, packing",
-        "return Stream(shards.train, packing",
+        "one.heldout, packing, 0",
+        "one.train, packing, 0",
         "data/test_stream.py::test_heldout_rows_and_masks_do_not_depend_on_the_run",
         "held-out losses are training losses",
     ),
@@ -394,8 +394,8 @@ MUTATIONS = [
     Mutation(
         "resumed run re-reads one sample",
         "training/pretrain.py",
-        "run.origin_sample + step * run.rows_per_step,",
-        "run.origin_sample + step * run.rows_per_step - bool(self.meter.first),",
+        "run.origin_sample + run.rows_until(step),",
+        "run.origin_sample + run.rows_until(step) - bool(self.meter.first),",
         "training/test_pretrain.py::test_a_resumed_run_equals_one_that_never_stopped",
         "the data position is off by one after a resume",
         subtle=True,
@@ -601,8 +601,8 @@ MUTATIONS = [
     Mutation(
         "continued run reads its parent's text again",
         "specs/training.py",
-        "return self.parent.origin_sample + self.parent.steps * self.parent.rows_per_step",
-        "return self.parent.steps * self.parent.rows_per_step",
+        "return self.parent.origin_sample + self.parent.rows_until(self.parent.steps)",
+        "return self.parent.rows_until(self.parent.steps)",
         "test_specs.py::test_steps_and_samples_add_up_along_a_chain_of_runs",
         "the third run of a chain begins where the second did",
         subtle=True,

@@ -60,7 +60,15 @@ def test_a_refusal_is_raised_with_the_line_of_the_command(place):
         bench.results("study.py")
 
 
-def test_an_interrupted_run_saves_and_the_next_call_goes_on(place):
+@pytest.fixture
+def interruptible():
+    """A process of pytest-xdist ignores interrupts."""
+    former = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, former)
+
+
+def test_an_interrupted_run_saves_and_the_next_call_goes_on(place, interruptible):
     bench, study = Workbench("store"), training(20_000)
 
     def interrupt():

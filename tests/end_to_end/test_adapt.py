@@ -225,9 +225,7 @@ def test_a_lora_checkpoint_is_continued_only_with_lora(adapt, verb, llama, home)
     assert code == 0, err
 
 
-def test_a_model_with_its_own_tokenizer_is_continued_on_its_corpus_only(
-    tiny_run, corpus, store, tmp_path, verb
-):
+def test_a_model_with_its_own_tokenizer_reads_any_corpus_by_it(tiny_run, corpus, store, tmp_path, verb):
     save_plan(make_plan(Study("base", (tiny_run("base", Stage(CLM(), 6)),)), identities(store)), store)
     plan = store.studies / "base" / "plan.json"
     code, _, err = verb("run", plan, "--store", store.root, "--quiet")
@@ -240,10 +238,11 @@ def test_a_model_with_its_own_tokenizer_is_continued_on_its_corpus_only(
     assert identities(store).data(run.corpus) == identities(store).data(run.start.corpus)
     other = tmp_path / "other.txt"
     other.write_text("".join(f"zebras quickly jump {n} fences\n" for n in range(400)))
-    code, _, err = verb(*command, "--corpus", other)
-    assert code == 2
-    assert "'base'" in err
-    assert "biphase adapt ./folder --corpus" in err
+    code, out, err = verb(*command, "--corpus", other)
+    assert code == 0, err
+    run, _ = run_of(store, end_of(out))
+    assert run.corpus.source == str(other)
+    assert run.corpus.reader == run.start.corpus.reader
     code, _, err = verb(*command, "--heldout", corpus.heldout)
     assert code == 2
     assert "--corpus" in err

@@ -220,7 +220,7 @@ def test_a_damaged_plan_stops_pruning(tmp_path, damage):
         ),
         (
             {"start": "base", "corpus": Corpus("c", "./other", BPE(500)), "data": "restart"},
-            "each corpus anew",
+            "another tokenizer",
         ),
     ],
 )

@@ -500,4 +500,4 @@ def test_weights_are_read_without_hashing_the_optimizer_state(tiny_run, train, s
     state.write_bytes(content)
     checkpoint.load_weights(store, job.key, job.model)
     with pytest.raises(StoreError, match="optimizer"):
-        checkpoint.load_optimizer_state(store, job.key, job.placed.rows, job.placed.optimizer)
+        checkpoint.load_optimizer_state(store, job.key, job.placed)

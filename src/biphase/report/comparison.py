@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
+from textwrap import wrap
 from typing import Any, Literal
 
 from biphase.report.contrasts import Contrast, MeanScore, Measure, Quantity
@@ -127,8 +128,15 @@ def render(evidence: Evidence, differences: list[Difference]) -> list[str]:
         head = ("", "A", "B", "B − A", "over seeds", "B is", "would find")
         rows = aligned([head, *(_cells(one) for one in own)])
         lines += ["", f"  A  {first}", f"  B  {name}", "", *(f"  {row}" for row in rows)]
-        if notes := [f"  {one.on}: {one.note}" for one in own if one.note]:
-            lines += ["", *notes]
+        if notes := [f"{one.on}: {one.note}" for one in own if one.note]:
+            lines += [
+                "",
+                *(
+                    line
+                    for note in notes
+                    for line in wrap(note, 78, initial_indent="  ", subsequent_indent="    ")
+                ),
+            ]
     finetune = evidence.plan.study.finetune
     seeds = len(finetune.seeds) if finetune else 0
     metrics = listed(list(dict.fromkeys(one.metric for one in differences if one.metric)))

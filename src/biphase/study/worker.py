@@ -210,7 +210,8 @@ class Worker:
         A process reads a model and a dataset once for a grid that it stays with. If all began with the first grid, each
         of them would read every model and every dataset.
         """
-        yield from self._open_in(self.grid)
+        if self.grid in self.grids and self._ready(self.grids[self.grid], done):
+            yield from self._open_in(self.grid)
         holders = (self.open.get(key) for key in self.leases.holders())
         crowd = Counter((each.model, each.task.name) for each in holders if each)
         ready = [place for place, grid in self.grids.items() if self._ready(grid, done)]

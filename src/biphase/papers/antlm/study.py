@@ -32,7 +32,7 @@ from biphase import (  # fmt: skip
     Stage,
     Study,
 )
-from biphase.papers.material import BERT, GPU, TINY, finetune_gpu, finetune_tiny, text
+from biphase.papers.material import BERT, GPU, TINY, gpu_study, small_study, text
 
 MASKED = MLM(0.15, replace=BERT)
 
@@ -69,7 +69,7 @@ study = Study(
 )
 
 EPOCH = 24
-small = Study(
+small = small_study(
     "antlm-small",
     ants(
         1,
@@ -79,13 +79,11 @@ small = Study(
         schedule=WSD(3e-3, warmup=0.05, decay=0.25),
         **TINY,
     ),
-    finetune_tiny(),
     papers=("antlm",),
-    effect=2.0,
 )
 
 GPU_EPOCH = 68
-gpu = Study(
+gpu = gpu_study(
     "antlm-gpu",
     ants(
         4,
@@ -95,6 +93,5 @@ gpu = Study(
         schedule=WSD(2e-3, warmup=0.05, decay=0.25),
         **GPU,
     ),
-    finetune_gpu(0, 1, 2),
     papers=("antlm",),
 )

@@ -37,7 +37,7 @@ from biphase import (  # fmt: skip
     Stage,
     Study,
 )
-from biphase.papers.material import GPU, SCIENTIFIC, TINY, finetune_gpu, finetune_tiny, refined, text
+from biphase.papers.material import GPU, SCIENTIFIC, TINY, gpu_study, refined, small_study, text
 
 FILLING = MNTP(0.15)  # by which a decoder becomes an encoder
 
@@ -132,15 +132,13 @@ def shaped(scale: dict[str, Any], config: str) -> dict[str, Any]:
 
 
 BOTH = ("ettin", "gisserot2025")
-small = Study(
+small = small_study(
     "ettin-small",
     both_papers((120, 40), 48, 3e-3, corpus="builtin", **shaped(TINY, "modernbert-1m")),
-    finetune_tiny(),
     papers=BOTH,
-    effect=2.0,
 )
 
-gpu = Study(
+gpu = gpu_study(
     "ettin-gpu",
     both_papers(
         (1_280, 320),
@@ -150,6 +148,5 @@ gpu = Study(
         corpus=text("general", "[bfost]*-*.jsonl.zst"),
         **shaped(GPU, "modernbert-30m"),
     ),
-    finetune_gpu(0, 1, 2),
     papers=BOTH,
 )

@@ -36,7 +36,7 @@ from biphase import (  # fmt: skip
     Stage,
     Study,
 )
-from biphase.papers.material import BERT, GPU, TINY, finetune_gpu, finetune_tiny, text
+from biphase.papers.material import BERT, GPU, TINY, gpu_study, small_study, text
 
 
 def objective(causal: float, ratio: float | Linear) -> Objective:
@@ -96,7 +96,7 @@ study = Study(
 )
 
 FOUR = (0, 1 / 16, 15 / 16, 1)
-small = Study(
+small = small_study(
     "gpt-bert-small",
     hybrids(
         FOUR,
@@ -106,13 +106,11 @@ small = Study(
         z_loss=1e-4,
         **TINY,
     ),
-    finetune_tiny(),
     papers=("gpt_bert",),
-    effect=2.0,
 )
 
 GPU_STEPS = 1_600
-gpu = Study(
+gpu = gpu_study(
     "gpt-bert-gpu",
     hybrids(
         FOUR,
@@ -122,6 +120,5 @@ gpu = Study(
         z_loss=1e-4,
         **GPU,
     ),
-    finetune_gpu(0, 1, 2),
     papers=("gpt_bert",),
 )

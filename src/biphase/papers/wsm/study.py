@@ -33,7 +33,7 @@ from biphase import (  # fmt: skip
     Stage,
     Study,
 )
-from biphase.papers.material import GPU, SCIENTIFIC, TINY, finetune_gpu, finetune_tiny, refined, text
+from biphase.papers.material import GPU, SCIENTIFIC, TINY, gpu_study, refined, small_study, text
 
 CHECKPOINTS = 8
 # What 1−√ has more at the beginning of each eighth than at its end: earlier checkpoints count more.
@@ -81,15 +81,13 @@ study = Study(
     papers=("wsm",),
 )
 
-small = Study(
+small = small_study(
     "wsm-small",
     averages(120, 40, 3e-3, corpus="builtin", **TINY),
-    finetune_tiny(),
     papers=("wsm",),
-    effect=2.0,
 )
 
-gpu = Study(
+gpu = gpu_study(
     "wsm-gpu",
     averages(
         1_280,
@@ -99,6 +97,5 @@ gpu = Study(
         corpus=text("general", "[bfost]*-*.jsonl.zst"),
         **GPU,
     ),
-    finetune_gpu(0, 1, 2),
     papers=("wsm",),
 )

@@ -15,11 +15,12 @@ from typing import Any
 
 from biphase.catalog import CATALOG
 from biphase.presets import CORPORA, SIZES
-from biphase.specs import BPE, Chunks, Corpus, Finetune, Pretrained, Splits, Task
+from biphase.specs import BPE, Blend, Chunks, Corpus, Finetune, Pretrain, Pretrained, Splits, Study, Task
 
 COPIES = Path("data")
 PUBMED = "hf://taln-ls2n/kpbiomed@8813843a9bb5f6c2ccee4d98b8125df6df4214e8/medium/train/*.parquet"
 HELDOUT = "validation.jsonl.zst"
+BERT = (0.8, 0.1, 0.1)  # how BERT replaces masked tokens: by the mask token, by a random one, not at all
 
 
 def text(name: str, files: str = "*-*.jsonl.zst", *, hub: Corpus | None = None, tokens: int = 0) -> Corpus:
@@ -38,6 +39,15 @@ def _tokenizer() -> BPE | Pretrained:
 def pubmed(name: str) -> Corpus:
     """Abstracts of PubMed, about 2 million: KPBiomed (arXiv 2211.12124)."""
     return Corpus(name, PUBMED, CORPORA["fineweb-edu"].tokenizer, text="abstract")
+
+
+# The better text of the full studies' last stages: public, and with the tokenizer of FineWeb-Edu.
+SCIENTIFIC = Blend(((CORPORA["fineweb-edu"], 0.75), (pubmed("pubmed"), 0.25)))
+
+
+def refined(name: str) -> Corpus:
+    """Text that is better than the rest, for a last stage: Wikipedia; from the hub abstracts of PubMed."""
+    return text(name, "wikipedia-*.jsonl.zst", hub=pubmed(name))
 
 
 # Where a local copy has other files than the hub: BEIR's own layout.
@@ -73,17 +83,24 @@ GPU: dict[str, Any] = {
 }
 
 
-def finetune_tiny() -> Finetune:
-    """Two tiny tasks of the built-in data, three seeds."""
+def small_study(name: str, runs: tuple[Pretrain, ...], papers: tuple[str, ...]) -> Study:
+    """A study for a CPU: two tiny tasks of the built-in data, three seeds."""
     tasks = (
         replace(CATALOG["sources-mini"], steps=14, batch=16),
         replace(CATALOG["wikiann-mini"], steps=20),
     )
     # A laptop's CPU computes bf16 slowly.
-    return Finetune(tasks, lrs=(4e-3,), seeds=(0, 1, 2), protocol="standard", precision="fp32")
+    finetune = Finetune(tasks, lrs=(4e-3,), seeds=(0, 1, 2), protocol="standard", precision="fp32")
+    return Study(name, runs, finetune, papers=papers, effect=2.0)
 
 
-def finetune_gpu(*seeds: int) -> Finetune:
-    """One task of each family but answering: SciFact (biomedical), MNLI, CoNLL-2003; about two seconds each."""
+def gpu_study(
+    name: str, runs: tuple[Pretrain, ...], papers: tuple[str, ...], seeds: tuple[int, ...] = (0, 1, 2)
+) -> Study:
+    """A study for one GPU: a task of each family but answering, about two seconds a fine-tuning.
+
+    SciFact (biomedical), MNLI, CoNLL-2003.
+    """
     tasks = task("scifact", steps=300), task("mnli"), task("conll2003")
-    return Finetune(tasks, lrs=(5e-4, 1e-3), seeds=seeds, protocol="standard")
+    finetune = Finetune(tasks, lrs=(5e-4, 1e-3), seeds=seeds, protocol="standard")
+    return Study(name, runs, finetune, papers=papers)

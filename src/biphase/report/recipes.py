@@ -84,16 +84,25 @@ class Recipe:
         return tuple(RecipePhase(span.objective, max(span.first, before), span.until) for span in spans)
 
     @property
+    def objectives(self) -> tuple[str, ...]:
+        """The names of the objectives since the base, in their order."""
+        return tuple(span.objective.name for span in self.own)
+
+    @property
     def kind(self) -> Kind:
-        return (
-            "other" if self.merged else KIND_OF.get(tuple(span.objective.name for span in self.own), "other")
-        )
+        return "other" if self.merged else KIND_OF.get(self.objectives, "other")
 
     @property
     def causal_share(self) -> float:
         """The share of the steps since the base that were trained with CLM."""
         total = sum(span.steps for span in self.own)
         return sum(span.steps for span in self.own if span.objective.causal) / total if total else 0.0
+
+    @property
+    def causal_rows(self) -> float:
+        """The share of the rows since the base that are causal, also those of mixtures."""
+        rows = sum(span.steps * span.objective.causal_share(0, span.steps) for span in self.own)
+        return rows / self.own_steps if self.own else 0.0
 
     @property
     def ratio(self) -> float | None:
@@ -261,13 +270,16 @@ def _recipe(run: Pretrain, step: int, shares: Shares) -> Recipe:
 
 
 def _mean(start: Merge, parts: list[Recipe]) -> str:
-    """What is averaged, as text: "0.5 × CLM for 200 steps + 0.5 × MLM 40% for 200 steps"."""
-    weights = dict(zip(start.parts, start.weights, strict=True))
-    texts = (
-        f"{weights[part]:.4g} × {recipe.words().split(' · ', 1)[1]}"
-        for part, recipe in zip(start.by_steps, parts, strict=True)
-    )
-    return " + ".join(texts)
+    """What is averaged, as text: "0.5 × CLM for 200 steps + 0.5 × MLM 40% for 200 steps"; steps alone, of one run."""
+    weights = [f"{dict(zip(start.parts, start.weights, strict=True))[part]:.4g}" for part in start.by_steps]
+    if len({part.run for part in start.parts}) == 1:
+        steps = [f"{weight} × {part.step:,}" for part, weight in zip(start.by_steps, weights, strict=True)]
+        if len({*weights}) == 1:
+            steps = [f"{part.step:,}" for part in start.by_steps]
+        path = ", then ".join(f"{named(span.label)} for {span.steps:,}" for span in parts[0].own)
+        return f"steps {', '.join(steps)} of {path} steps"
+    texts = (recipe.words().split(" · ", 1)[1] for recipe in parts)
+    return " + ".join(f"{weight} × {text}" for weight, text in zip(weights, texts, strict=True))
 
 
 def _merged(spans: tuple[RecipePhase, ...]) -> tuple[RecipePhase, ...]:

@@ -495,14 +495,13 @@ class Which:
     name: str  # what sentences call it
     fits: Callable[[Recipe, Pretrain], bool]
     at_least: int = 0  # 0: exactly one, the first of several
-    order: Callable[[Recipe], float] = lambda recipe: 0.0
+    order: Callable[[Recipe, Pretrain], float] = lambda recipe, run: 0.0
 
     def choose(self, models: list[Model], study: ComparableModels) -> Chosen:
         """The models of these that fit; None if there are too few."""
-        found = [
-            model for model in models if self.fits(model.recipe, run_of(study.plan, model.results[0])[0])
-        ]
-        found.sort(key=lambda model: self.order(model.recipe))
+        runs = {model.name: run_of(study.plan, model.results[0])[0] for model in models}
+        found = [model for model in models if self.fits(model.recipe, runs[model.name])]
+        found.sort(key=lambda model: self.order(model.recipe, runs[model.name]))
         if self.at_least:
             return tuple(found) if len(found) >= self.at_least else None
         return found[0] if found else None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, AdamW, Finetune, Hub, Pretrain, Rows, Stage, Study
-from biphase.papers.material import GPU, TINY, finetune_gpu, finetune_tiny, pubmed, text
+from biphase.papers.material import GPU, TINY, gpu_study, pubmed, small_study, text
 from biphase.specs import Pretrained
 
 MASKED = MLM(0.15)
@@ -79,12 +79,10 @@ def base(name: str, steps: int, peak: float, **fields: Any) -> Pretrain:
 
 
 tiny = base("base", 160, 3e-3, corpus="builtin", **TINY)
-small = Study(
+small = small_study(
     "detour-small",
     (tiny, *detours(tiny, 110, 2e-3, 4, SIZES["1m"].layers, optimizer_state="reset")),
-    finetune_tiny(),
     papers=("detour",),
-    effect=2.0,
 )
 
 SEEDS = (1, 2, 3)
@@ -99,9 +97,9 @@ def on_gpu(seed: int) -> tuple[Pretrain, ...]:
     return made, *detours(made, ADAPTING, 1e-3, 40, SIZES["30m"].layers, **adapted)
 
 
-gpu = Study(
+gpu = gpu_study(
     "detour-gpu",
     tuple(run for seed in SEEDS for run in on_gpu(seed)),
-    finetune_gpu(0, 1),
     papers=("detour",),
+    seeds=(0, 1),
 )

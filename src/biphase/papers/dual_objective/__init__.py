@@ -15,31 +15,25 @@ NEARLY = 0.9  # from this share of causal rows a mixture is nearly autoregressiv
 CLOSE = 0.5  # points: the margin of "no worse"
 
 
-def share(recipe: Recipe) -> float:
-    """The share of rows that are causal."""
-    span = recipe.own[0]
-    return span.objective.causal_share(0, span.steps)
-
-
-def _one_phase(recipe: Recipe) -> bool:
-    return len(recipe.own) == 1 and recipe.base is None
-
-
 def mixed(recipe: Recipe, run: Pretrain) -> bool:
-    return _one_phase(recipe) and recipe.own[0].objective.name == "mix"
+    return recipe.base is None and recipe.objectives == ("mix",)
 
 
 def any_share(recipe: Recipe, run: Pretrain) -> bool:
-    return _one_phase(recipe) and recipe.own[0].objective.name in ("mix", "clm", "mntp")
+    return recipe.base is None and recipe.objectives in (("mix",), ("clm",), ("mntp",))
 
 
-MIXED = Which("the best mixture", mixed, at_least=1, order=share)
+def share(recipe: Recipe) -> float:
+    return recipe.causal_rows
+
+
+MIXED = Which("the best mixture", mixed, at_least=1, order=lambda recipe, run: share(recipe))
 NEARLY_CAUSAL = Which(
     "the nearly causal mixture", lambda recipe, run: mixed(recipe, run) and share(recipe) >= NEARLY
 )
-CAUSAL = Which("CLM", lambda recipe, run: _one_phase(recipe) and share(recipe) == 1)
+CAUSAL = Which("CLM", lambda recipe, run: any_share(recipe, run) and share(recipe) == 1)
 MASKED = Which("masked diffusion", lambda recipe, run: any_share(recipe, run) and share(recipe) == 0)
-EVERY = Which("all shares", any_share, at_least=4, order=share)
+EVERY = Which("all shares", any_share, at_least=4, order=lambda recipe, run: share(recipe))
 NEEDS = "needs runs of equal steps on one corpus: "
 
 

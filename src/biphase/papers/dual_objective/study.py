@@ -35,7 +35,7 @@ from biphase import (  # fmt: skip
     Study,
     Uniform,
 )
-from biphase.papers.material import GPU, TINY, finetune_gpu, finetune_tiny, text
+from biphase.papers.material import GPU, TINY, gpu_study, small_study, text
 
 DIFFUSION = MNTP(Uniform(0, 1), weight="1/ratio")
 
@@ -95,7 +95,7 @@ study = Study(
     papers=("dual_objective",),
 )
 
-small = Study(
+small = small_study(
     "dual-objective-small",
     grid(
         (0, 1 / 2, 15 / 16, 1),
@@ -107,13 +107,11 @@ small = Study(
         z_loss=1e-4,
         **TINY,
     ),
-    finetune_tiny(),
     papers=("dual_objective",),
-    effect=2.0,
 )
 
 GPU_STEPS = 1_600
-gpu = Study(
+gpu = gpu_study(
     "dual-objective-gpu",
     grid(
         (0, 1 / 4, 3 / 4, 63 / 64, 1),
@@ -125,6 +123,5 @@ gpu = Study(
         z_loss=1e-4,
         **GPU,
     ),
-    finetune_gpu(0, 1, 2),
     papers=("dual_objective",),
 )

@@ -3,8 +3,8 @@
 `PAPER` holds its claims W1 to W4; study.py has the runs. The paper trains a mixture of experts of 16.3B parameters and
 scores more than 20 benchmarks without fine-tuning; here a claim is about the mean of all tasks of the study.
 
-Sources of the numbers: the abstract (arXiv:2507.17634); its Tables 1, 3 and 4 as two published summaries of the paper
-give them alike. The tables themselves could not be looked up.
+Sources of the numbers: the abstract (arXiv:2507.17634); its Tables 1 and 4 as two published summaries of the paper give
+them alike, and Table 3 as one of them does. The tables themselves could not be looked up.
 """
 
 import math

@@ -11,7 +11,8 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "biphase"
-FILES = sorted(SOURCE.rglob("*.py"))
+# A link leads to a study, which is written as a user writes it.
+FILES = sorted(path for path in SOURCE.rglob("*.py") if not path.is_symlink())
 
 # Bottom first. A file imports only from lines below its own; files of a folder also from each other, and from folders
 # of the same line.

@@ -1,6 +1,6 @@
 """Study files for common questions: `biphase new two-stage|ratio|adapt|evaluate|continue`.
 
-`written` fills the template new.jinja. With a budget it chooses first the seeds, then steps and batch, by pricing the
+`written` fills the template new.j2. With a budget it chooses first the seeds, then steps and batch, by pricing the
 plan of the very file that it writes with `study.prices`, so that `biphase plan` shows the hours that were chosen here.
 """
 
@@ -203,7 +203,7 @@ def _text(values: dict[str, Any]) -> str:
     """Fill the template; what it names is imported."""
     from jinja2 import StrictUndefined, Template
 
-    template = Path(__file__).with_suffix(".jinja").read_text(encoding="utf-8")
+    template = Path(__file__).with_suffix(".j2").read_text(encoding="utf-8")
     body = Template(template, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined).render(values)
     named = {*specs.__all__, "CATALOG", "CONFIGS", "CORPORA", "SIZES"} & {*re.findall(r"\b[A-Z]\w+", body)}
     names = sorted(named, key=lambda name: (not name.isupper(), name))

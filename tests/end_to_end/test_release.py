@@ -8,10 +8,10 @@ import json
 import os
 import re
 import subprocess
-import sys
 import sysconfig
 import tarfile
 import tomllib
+import venv
 import zipfile
 from pathlib import Path
 
@@ -37,9 +37,8 @@ def done(*command, **how) -> str:
 
 def environment(folder: Path, *packages: object) -> Path:
     """Make an environment with these packages; gives its folder of programs."""
-    done(sys.executable, "-m", "venv", "--without-pip", folder)
-    python = folder / "bin" / "python"
-    done(sys.executable, "-m", "pip", "--python", python, "install", "--quiet", *packages)
+    venv.create(folder, with_pip=True)
+    done(folder / "bin" / "python", "-m", "pip", "install", "--quiet", *packages)
     return folder / "bin"
 
 
@@ -53,14 +52,21 @@ def built(tmp_path_factory) -> dict[str, Path]:
 
 
 def test_what_is_built_is_small_and_has_no_results(built):
-    names = {
-        "whl": zipfile.ZipFile(built["whl"]).namelist(),
-        "tar.gz": [name.partition("/")[2] for name in tarfile.open(built["tar.gz"]).getnames()],
-    }
+    with zipfile.ZipFile(built["whl"]) as wheel, tarfile.open(built["tar.gz"]) as sdist:
+        inside = [name.partition("/")[2] for name in sdist.getnames()]
+        names = {"whl": wheel.namelist(), "tar.gz": inside}
     for kind, inside in names.items():
         assert built[kind].stat().st_size < 3_000_000
-        assert not [name for name in inside if name.startswith(("docs/", "tests/", "store/", ".venv", ".git"))]
-    needed = ("store.py", "study/new.j2", "report/page/style.css", "assets/quickstart.py", "papers/wsm/study.py")
+        assert not [
+            name for name in inside if name.startswith(("docs/", "tests/", "store/", ".venv", ".git/"))
+        ]
+    needed = (
+        "store.py",
+        "study/new.j2",
+        "report/page/style.css",
+        "assets/quickstart.py",
+        "papers/wsm/study.py",
+    )
     assert {f"biphase/{name}" for name in needed} <= set(names["whl"])
     assert {"README.md", "LICENSE", "CHANGELOG.md", "CITATION.cff", "constraints.txt"} <= set(names["tar.gz"])
 
@@ -90,7 +96,10 @@ def test_an_installed_package_runs_the_quickstart_outside_the_repository(kind, b
 
 def lowest() -> list[str]:
     """Every dependency at the lower bound of pyproject.toml."""
-    needed = [*PROJECT["dependencies"], *(each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra])]
+    needed = [
+        *PROJECT["dependencies"],
+        *(each for extra in EXTRAS for each in PROJECT["optional-dependencies"][extra]),
+    ]
     bounds = [re.match(r"([\w-]+)>=([\d.]+)", each).groups() for each in needed]
     return [f"{name}=={version}" for name, version in bounds if name != "torch"]
 
@@ -119,5 +128,19 @@ def test_it_works_with_the_oldest_and_the_newest_dependencies(versions, built, t
     assert len(json.loads(biphase("report", "short.py", "--json"))["claims"]) == 2
     jobs = json.loads(biphase("status", "short.py", "--json"))["jobs"]
     key = next(job["key"] for job in jobs if "mlm40" in job["results"])
-    biphase("export", key, "encoder", "--onnx")  # compares with transformers and onnxruntime before it is kept
-    biphase("adapt", "./encoder", "--corpus", "builtin", "--steps", "2", "--length", "64", "--lora", "2", "--quiet")
+    biphase(
+        "export", key, "encoder", "--onnx"
+    )  # compares with transformers and onnxruntime before it is kept
+    biphase(
+        "adapt",
+        "./encoder",
+        "--corpus",
+        "builtin",
+        "--steps",
+        "2",
+        "--length",
+        "64",
+        "--lora",
+        "2",
+        "--quiet",
+    )

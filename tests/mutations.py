@@ -40,6 +40,32 @@ class Mutation:
 
 
 MUTATIONS = [
+    # ------------------------------------------------------------ stores of other versions
+    Mutation(
+        "a store of a later version is opened",
+        "store.py",
+        "if version != VERSION:",
+        "if version is None:",
+        "test_store.py::test_a_store_of_another_version_is_refused",
+        "files are read by rules that they do not follow",
+        subtle=True,
+    ),
+    Mutation(
+        "keys change without a word",
+        "keys.py",
+        "TRIAL_GENERATION = 1",
+        "TRIAL_GENERATION = 2",
+        "test_store.py::test_what_the_first_version_wrote_is_read_and_continued",
+        "every score of every store is computed again",
+    ),
+    Mutation(
+        "a budget is filled without fine-tuning",
+        "study/new.py",
+        "hours - seeds * tuning",
+        "hours",
+        "study/test_new.py::test_planned_hours_are_just_below_the_budget",
+        "a study costs more than the budget it was written for",
+    ),
     # ------------------------------------------------------------ what a study says about training
     Mutation(
         "a mean depends on the order in which it is written",

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from biphase import __version__
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -80,3 +82,12 @@ def test_links_exist_and_no_number_is_missing():
         for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
             if not target.startswith(("http:", "https:")):
                 assert (path.parent / target).exists(), f"{path}: {target}"
+
+
+def test_the_version_is_the_same_everywhere():
+    changes, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
+    assert re.search(r"## \[(.+?)\] - (.+)", changes).groups() == (
+        __version__,
+        re.search(r"date-released: (.+)", citation)[1],
+    )
+    assert f"version: {__version__}\n" in citation

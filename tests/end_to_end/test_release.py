@@ -83,8 +83,8 @@ def test_an_installed_package_runs_the_quickstart_outside_the_repository(kind, b
     found = done(programs / "python", "-c", "import biphase; print(biphase.__file__)", cwd=tmp_path)
     assert Path(found.strip()).is_relative_to(tmp_path)
     assert "4 runs" in biphase("plan", "quickstart")
-    assert "papers/gisserot2025" in biphase("papers", "--device", "h200")
-    assert "studies/two_stage" not in biphase("new", "two-stage", "--device", "cpu")
+    assert "papers/wsm/gpu" in biphase("papers", "--device", "h200")
+    assert "2 runs" in biphase("new", "two-stage", "--device", "cpu")
     if kind == "tar.gz":  # its content is that of the wheel, which runs
         return
     facts = json.loads(biphase("doctor", "--json"))

@@ -404,3 +404,11 @@ def test_where_the_hub_cannot_be_reached_the_copy_counts(bare, tmp_path):
     assert known == f"some/model {OTHER}"
     assert unknown.startswith("refused: ")
     assert read_pins(bare) == {"some/model": OTHER}
+
+
+def test_the_quickstart_is_known_by_name_unless_a_file_has_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load("quickstart") == load(Path(__file__).parents[2] / "studies" / "quickstart.py")
+    Path("quickstart").mkdir()
+    with pytest.raises(SpecError, match="folder"):
+        load("quickstart")

@@ -39,9 +39,7 @@ from typing import Any
 from biphase.errors import StoreError
 from biphase.records import is_key
 
-VERSION = (
-    1  # of the format of a store, for the rules of docs/exactness.md; raised when older files cannot be read
-)
+VERSION = 1  # of the format; docs/exactness.md says when it is raised
 ABOUT = "store.json"  # says the version; a store without it has version 1
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"

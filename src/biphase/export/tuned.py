@@ -279,7 +279,8 @@ def _training(retrained: Retrained, labels: tuple[str, ...]) -> Section:
 def _scores(retrained: Retrained, store: Store) -> Section:
     trial = retrained.recipe.trial
     scores = trial.about["scores"]
-    rows = [(name, *(f"{part[name] * 100:.2f}" for part in scores.values())) for name in scores["validation"]]
+    names = [name for name in scores["validation"] if all(name in part for part in scores.values())]
+    rows = [(name, *(f"{part[name] * 100:.2f}" for part in scores.values())) for name in names]
     note = (
         f"On {retrained.recipe.task.name}, as measured when it was first made; learning rates were chosen by validation "
         f"scores alone. Its weights were not kept: it was fine-tuned again for this folder, {retrained.comparison}."

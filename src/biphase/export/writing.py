@@ -628,6 +628,7 @@ def verify_vectors(folder: Path, vectors: Vectors, *, onnx: bool) -> None:
         if result.differs:
             raise ModelError(
                 f"{tool} computes something else than the trained model, which cannot be exported: {result.differs}"
+                f"{'; leave out --onnx' if tool == 'onnx' else ''}"
             )
 
 

@@ -368,7 +368,10 @@ def _diagnose(
 ) -> str:
     """What differs, as one line; empty if nothing does."""
     if causal:
-        return "causal attention: a later token does not change the states before it; the model was trained with both"
+        return (
+            "causal attention: a later token does not change the states before it; the model was trained with "
+            "bidirectional attention"
+        )
     wrong = {one["name"]: one for one in measured if not one["relative"] <= allowed}
     if not wrong:
         return reading.failed

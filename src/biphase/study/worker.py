@@ -41,7 +41,7 @@ from biphase.leases import Lease, Leases, end_with_parent
 from biphase.presets import sources_of
 from biphase.progress import Live, columns
 from biphase.records import content_key
-from biphase.specs import Corpus, Pretrain, Task
+from biphase.specs import Contrastive, Corpus, Pretrain, Task
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
@@ -62,6 +62,7 @@ from biphase.tasks.baselines import METHOD
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, fit, si
 from biphase.training import checkpoint, distributed
+from biphase.training.contrastive import read_pairs
 from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
 from biphase.training.options import RuntimeOptions, Sharding
@@ -749,11 +750,15 @@ def _exit_code(
 
 
 def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
-    """Validate the data of the tasks that are still to be scored, and return their descriptions.
+    """Validate the tasks that are still to be scored and the pairs still to be trained on; describe the tasks.
 
-    A bad row would otherwise be found when the first fine-tuning begins, perhaps after days of pretraining. Tasks with
-    local files are read whole; tasks on the hub must at least be pinned.
+    A bad row would otherwise be found when its fine-tuning or stage begins, perhaps after days of pretraining. Local
+    files are read whole; those on the hub must at least be pinned.
     """
+    done = ledger.done_keys(plan, store)
+    for objective, job in {job.objective: job for key, job in plan.jobs.items() if key not in done}.items():
+        if isinstance(objective, Contrastive) and not any(map(on_hub, objective.pairs)):
+            read_pairs(objective, job.run.name)
     tasks: dict[str, Task] = {}
     for grid in tuning_grids(plan, screened_in(store)):
         missing = [

@@ -411,9 +411,9 @@ class Pretraining:
                 refuse_changed(source, self.identities.task(source), self.store)
 
     def _pairs_at(self, step: int) -> PairStream | None:
-        """Return the pairs that step `step` trains on; None if it trains on rows."""
+        """Return the pairs that step `step` trains on; None if it trains on rows, or is done."""
         objective = self.run.phase_at(step).objective
-        return self.pairs[objective] if isinstance(objective, Contrastive) else None
+        return self.pairs.get(objective) if isinstance(objective, Contrastive) else None
 
     def _facts(self) -> tuple[object, ...]:
         """Return everything that `starting_model` and `place` read of a run."""

@@ -137,6 +137,15 @@ MUTATIONS = [
         "data/test_stream.py::test_an_end_token_closes_its_document",
         "positions do not restart in a new document",
     ),
+    Mutation(
+        "static masks depend on what else is read",
+        "data/stream.py",
+        "index[own] = stream.index(inside)",
+        "index[own] = self.rows - stream.rows + stream.index(inside)",
+        "data/test_blends.py::test_a_run_that_begins_on_one_corpus_reads_what_a_plain_run_reads",
+        "two runs with one key have different masks",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ contrastive stages
     Mutation(
         "a process has the gradient of its own queries only",

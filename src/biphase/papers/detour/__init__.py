@@ -35,7 +35,9 @@ def _detour(low: float, high: float, frozen: Callable[[str], bool] | None = None
 
 def _adapts(recipe: Recipe, run: Pretrain) -> bool:
     """Whether it continues an encoder: a decayed MLM run, or a published model."""
-    return bool(run.stages) and (recipe.base.kind == "mlm" if recipe.base else isinstance(run.root.start, Hub))
+    return bool(run.stages) and (
+        recipe.base.kind == "mlm" if recipe.base else isinstance(run.root.start, Hub)
+    )
 
 
 MASKED = Which("MLM throughout", lambda recipe, run: recipe.kind == "mlm" and _adapts(recipe, run))

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sysconfig
+import uuid
+import venv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -55,3 +60,20 @@ def store_with(shards: Path, folder: Path) -> Store:
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
     return store
+
+
+def python_with(*requirements: str) -> Path:
+    """A Python that imports these packages, and everything else from this environment; installed once, by pip."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase-tests"
+    name = "-".join(requirement.replace("==", "-") for requirement in requirements)
+    folder = cache / f"{name}-python-{sysconfig.get_python_version()}"
+    if not folder.is_dir():
+        draft = cache / uuid.uuid4().hex
+        venv.create(draft, with_pip=True)
+        command = [draft / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{name} cannot be installed: {done.stderr}"
+        draft.rename(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin" / "python"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sysconfig
 import uuid
@@ -11,6 +12,8 @@ import venv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from biphase.store import Store
 
@@ -77,3 +80,19 @@ def python_with(*requirements: str) -> Path:
     (packages,) = folder.glob("lib/python*/site-packages")
     (packages / "tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
     return folder / "bin" / "python"
+
+
+BROWSER_ARGUMENTS = ["--no-sandbox", "--disable-background-networking"]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def browser_executable() -> str:
+    """The browser, or one line about its absence."""
+    named = os.environ.get("BIPHASE_BROWSER", "")
+    found = named or next((path for name in BROWSERS if (path := shutil.which(name))), "")
+    if not found:
+        why = "no browser: run tests/system-packages, or name one in BIPHASE_BROWSER"
+        if os.environ.get("CI") or os.environ.get("BIPHASE_CI"):
+            pytest.fail(why, pytrace=False)
+        pytest.skip(why, allow_module_level=True)
+    return found

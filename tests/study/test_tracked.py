@@ -99,6 +99,7 @@ def tool(tmp_path, monkeypatch):
     for thread in threading.enumerate():
         if thread.name.startswith("tracker-"):
             thread.join(10)
+    sys.modules.pop("mlflow", None)
 
 
 @pytest.mark.parametrize(

@@ -131,7 +131,7 @@ class Worker:
         try:
             return self._work()
         except KeyboardInterrupt:  # a second ^C
-            wait = 0.0
+            wait = 1.0
             raise
         finally:
             self.live("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -96,3 +97,10 @@ def browser_executable() -> str:
             pytest.fail(why, pytrace=False)
         pytest.skip(why, allow_module_level=True)
     return found
+
+
+class Terminal(io.StringIO):
+    """An output that is a terminal; COLUMNS says how wide."""
+
+    def isatty(self) -> bool:
+        return True

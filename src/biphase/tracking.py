@@ -21,7 +21,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -29,8 +29,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from biphase.errors import SpecError, nearest, one_line
+from biphase.text import printable
 
-QUEUED = 10_000  # rows that wait for a tracker at most
+QUEUED = 10_000  # lines that wait for a tracker at most
 BATCH_SECONDS = 1.0  # between two times that rows are sent
 FINISH_SECONDS = 30.0  # that the end of the work waits for all trackers
 
@@ -49,9 +50,7 @@ class TrackedRun:
     folder: Path  # for TensorBoard
     senders: list[Sender]
     first: int = 0  # step before its first one
-    lines: list[dict[str, Any]] = field(
-        default_factory=list
-    )  # metrics from before a resume; those of earlier jobs too
+    lines: list[dict[str, Any]] = field(default_factory=list)  # before a resume, those of earlier jobs too
 
     def log(self, line: Mapping[str, Any]) -> None:
         """Send the metrics of a step; lines of the same step become one row."""
@@ -267,10 +266,10 @@ class Sender:
         if not self.warned:
             self.warned = True
             erase = "\r\x1b[K" if sys.stderr.isatty() else ""  # a progress line may stand there
-            line = (
-                f"{erase}  note: tracker {self.name} {what}; the work goes on, and the store has everything"
+            line = printable(
+                f"  note: tracker {self.name} {what}; the work goes on, the store has everything"
             )
-            print(line, file=sys.stderr, flush=True)
+            print(f"{erase}{line}", file=sys.stderr, flush=True)
 
     def close(self, seconds: float) -> bool:
         """Send what is left, for so long at most; return whether the thread has ended."""
@@ -289,7 +288,7 @@ class Sender:
             if closing:
                 return
 
-    def _attempt(self, call: Any, *arguments: Any) -> None:
+    def _attempt(self, call: Callable[..., None], *arguments: Any) -> None:
         """Call something that a tracker may fail at."""
         try:
             call(*arguments)
@@ -305,11 +304,11 @@ class Sender:
                 self._attempt(self._take, run, event)
         self._flush(but=0 if closing else 1)
         if closing:
-            self._finish(complete=False)
+            self._finish()
 
     def _take(self, run: TrackedRun, event: Mapping[str, Any] | bool) -> None:
         if run is not self.run:
-            self._finish(complete=False)
+            self._attempt(self._finish)
             self.run = run
             self.tracker = self.adapter(run)
             for line in run.before():
@@ -329,7 +328,7 @@ class Sender:
         if self.tracker and ready:
             self.tracker.log([(step, self.rows.pop(step)) for step in ready])
 
-    def _finish(self, *, complete: bool) -> None:
+    def _finish(self, *, complete: bool = False) -> None:
         self._flush(but=0)
         tracker, self.tracker = self.tracker, None
         if tracker:

@@ -116,7 +116,7 @@ def test_a_tracker_that_does_not_work_is_one_line_and_no_result_less(
 ):
     tool(text)
     monkeypatch.setattr("biphase.tracking.QUEUED", queued)
-    monkeypatch.setattr("biphase.study.worker.FINISH_SECONDS", 0.2)
+    monkeypatch.setattr("biphase.study.worker.FINISH_SECONDS", 0.2 if text == "hang()" else 30)
     outcome = worker(plan, store, track=("mlflow",)).work()
     assert not outcome.failed
     assert ledger.done_keys(plan, store) == set(plan.jobs)
@@ -140,6 +140,10 @@ class MlflowClient:
 """
 
 
+def sent():
+    return [batch for batch in getattr(sys.modules.get("mlflow"), "sent", ()) if batch]
+
+
 def test_a_row_is_sent_when_it_is_complete(tool, tmp_path, monkeypatch):
     """Else a run that is killed while it measures would skip, resumed, what it has not measured."""
     tool(RECORDER)
@@ -148,12 +152,13 @@ def test_a_row_is_sent_when_it_is_complete(tool, tmp_path, monkeypatch):
     run = tracking.run("5eed", "job", "pretraining", {})
     run.log({"step": 1, "loss": 3.0})
     run.log({"step": 2, "loss": 2.0})
-    time.sleep(0.3)
+    until = time.monotonic() + 20
+    while not sent() and time.monotonic() < until:
+        time.sleep(0.01)
     run.log({"step": 2, "heldout": {"clm": 2.5}})
     run.finish()
     assert tracking.close()
-    sent = [batch for batch in sys.modules["mlflow"].sent if batch]
-    assert sent == [[(1, "loss", 3.0)], [(2, "loss", 2.0), (2, "heldout/clm", 2.5)], "FINISHED"]
+    assert sent() == [[(1, "loss", 3.0)], [(2, "loss", 2.0), (2, "heldout/clm", 2.5)], "FINISHED"]
 
 
 @pytest.mark.parametrize(

@@ -563,6 +563,25 @@ MUTATIONS = [
         "with several groups each gradient is counted once per group",
         subtle=True,
     ),
+    # ------------------------------------------------------------ trackers
+    Mutation(
+        "a resumed job sends the last step of its tracker again",
+        "tracking.py",
+        'line["step"] > self.tracker.last',
+        'line["step"] >= self.tracker.last',
+        "study/test_tracked.py::test_a_resumed_job_goes_on_in_its_run_with_every_step_once",
+        "the last step before a stop is in the curve twice",
+        subtle=True,
+    ),
+    Mutation(
+        "a step is sent before its held-out losses are measured",
+        "tracking.py",
+        "self._flush(but=0 if closing else 1)",
+        "self._flush(but=0)",
+        "study/test_tracked.py::test_a_row_is_sent_when_it_is_complete",
+        "a run that is killed while it measures lacks these losses, since it seems to have the step",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ law: keys
     Mutation(
         "key misses the seed",

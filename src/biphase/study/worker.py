@@ -58,9 +58,11 @@ from biphase.study.ledger import (
 )
 from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
 from biphase.study.time_left import TimeLeft
+from biphase.study.tracked import finish_job, job_run, track_tuned
 from biphase.tasks.baselines import METHOD
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, fit, si
+from biphase.tracking import FINISH_SECONDS, Tracking
 from biphase.training import checkpoint, distributed
 from biphase.training.contrastive import read_pairs
 from biphase.training.distributed import Ranks, poor_precision
@@ -83,6 +85,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
     unsaved: float = 0.0  # seconds of fine-tuning, summed over processes, that a stop lost
+    tracked: bool = True  # whether the trackers have taken everything
 
 
 class Worker:
@@ -108,6 +111,9 @@ class Worker:
         self.leases = Leases(store.leases)
         self.live = Live(enabled=ranks.first and not options.quiet)
         self.shards = ShardMaker(store, identities, self.leases, ranks, options.stop, self.say, self.live)
+        self.tracking = Tracking(
+            options.track, plan.study.name, store.studies / plan.study.name / "tensorboard"
+        )
         self.outcome = Outcome()
         self.warned: set[str] = set()
         self.closed: set[str] = set()  # fine-tunings known to be done
@@ -122,10 +128,15 @@ class Worker:
         """Run jobs until none is left for this worker, or a stop is requested."""
         if self.ranks.first:
             self._discard_checkpoints()
+        wait = FINISH_SECONDS
         try:
             return self._work()
+        except KeyboardInterrupt:  # a second ^C
+            wait = 1.0
+            raise
         finally:
             self.live("")
+            self.outcome.tracked = self.tracking.close(wait)
 
     def _work(self) -> Outcome:
         idle = 0
@@ -294,6 +305,7 @@ class Worker:
                 self.ranks,
                 self.options,
                 shards=self.shards.alone,
+                tracking=self.tracking,
                 live=self.live,
                 say=self.say,
             )
@@ -347,11 +359,11 @@ class Worker:
         title = (
             f"{number}/{self.plan.job_count}  {job.objective.label}{decays} {job.span[0]:,} → {job.span[1]:,}"
         )
-        board = self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
+        tracked = job_run(job, self.tracking) if self.ranks.first and not job.merge else None
         options = replace(
             self.options,
             lost=lambda: lease is not None and lease.lost,
-            board=board if self.ranks.first else None,
+            tracked=tracked,
             live=ledger.live_file(self.plan, self.store, job.key),
             study_left=self.time_left,
         )
@@ -389,6 +401,8 @@ class Worker:
             trained = pretraining.progress.seconds
             self.live("")  # the pretraining shows its own progress
             finished = pretraining.train()
+            if tracked and finished:
+                finish_job(tracked, job, pretraining.progress)
         except Stopped:
             return
         except (DataError, SpecError):
@@ -447,14 +461,6 @@ class Worker:
         if warning and warning not in self.warned:
             self.warned.add(warning)
             self.say(f"  note: {warning}")
-
-
-def _board_name(job: TrainingJob) -> str:
-    """Return a training job's name in TensorBoard: result or run, objective, steps, and the beginning of its key."""
-    name = (job.results or (job.run.name,))[0]
-    first, until = job.span
-    objective = job.objective.label.replace("/", "-")  # the name of one folder
-    return f"{name}, {objective} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:
@@ -572,6 +578,7 @@ class PlanTuner(Tuner):
         options: RuntimeOptions,
         *,
         shards: Callable[[Pretrain], Shards],
+        tracking: Tracking,
         live: Callable[[str], None],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -582,6 +589,7 @@ class PlanTuner(Tuner):
         )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
         self.leases = Leases(store.leases)
+        self.tracking = tracking
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
         """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
@@ -611,6 +619,8 @@ class PlanTuner(Tuner):
             lost=lost,
             title=title,
         )
+        if self.tracking.finetunings:
+            track_tuned(training, tuned, self.plan, self.tracking)
         own = tuned.scores.get(training.task.name)
         return own.parts["validation"] if own else PartScores({}, {})
 
@@ -723,7 +733,8 @@ def run_plan(
     ranks.wait()  # torchrun kills the other ranks soon after one has exited with a failure
     code = 1 if outcome.failed else 0
     launch.note("ended", str(code))
-    distributed.leave(_exit_code(code, stop.warned, plan, store, heartbeat, results))
+    code = _exit_code(code, stop.warned, plan, store, heartbeat, results)
+    distributed.leave(code, at_once=not outcome.tracked)
 
 
 def _alike(plan: Plan, options: RuntimeOptions, processes: int, chosen: set[str]) -> dict[str, str]:

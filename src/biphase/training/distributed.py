@@ -174,11 +174,12 @@ def _one_machine() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
-def leave(code: int) -> NoReturn:
-    """Leave the process group and exit."""
-    if not dist.is_initialized():
+def leave(code: int, *, at_once: bool = False) -> NoReturn:
+    """Leave the process group and exit; `at_once`: without Python's shutdown, which may wait for other threads."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    elif not at_once:
         sys.exit(code)
-    dist.destroy_process_group()
     # Python's normal shutdown sometimes aborts while threads of gloo and NCCL still run, and the whole launch would
     # count as failed.
     exit_now(code)

@@ -327,7 +327,7 @@ class Pretraining:
             lines=lines,
             texts=self.texts,
             nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
-            board=self.options.board if ranks.first else None,
+            tracked=self.options.tracked if ranks.first else None,
             live=self.options.live if ranks.first else None,
             quiet=self.options.quiet or not ranks.first,
             study_left=self.options.study_left,

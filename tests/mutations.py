@@ -480,7 +480,7 @@ MUTATIONS = [
     Mutation(
         "a larger GPU's micro-batch is taken over",
         "training/pretrain.py",
-        "adopted = same and (fits or self.options.deterministic)",
+        "adopted = same and (here or self.options.deterministic)",
         "adopted = same",
         "training/test_pretrain.py::test_a_run_that_goes_on_elsewhere_takes_a_micro_batch_that_fits_and_records_both_machines",
         "a resumed run needs more memory than the device has",
@@ -580,14 +580,6 @@ MUTATIONS = [
         "training/test_distributed.py::test_every_process_begins_with_the_weights_of_the_first",
         "processes on machines of different kinds train different models",
         subtle=True,
-    ),
-    Mutation(
-        "the micro-batch of another device is kept",
-        "training/pretrain.py",
-        "adopted = same and (here or self.options.deterministic)",
-        "adopted = same",
-        "training/test_pretrain.py::test_a_run_that_goes_on_elsewhere_takes_a_micro_batch_that_fits_and_records_both_machines",
-        "a run that goes on on another GPU runs out of memory there, or leaves it idle",
     ),
     Mutation(
         "gradient norm over the wrong processes",

@@ -69,7 +69,7 @@ def _counting(sent, kind, plain, rounds, order):
         members = dist.get_world_size(kwargs.get("group"))
         if tensor.is_floating_point() and tensor.numel() > 1:
             sent[kind] = sent.get(kind, 0) + rounds * (members - 1) * tensor.nbytes // members
-        if torch._C._current_graph_task_id() >= 0:
+        if kind == "sum" and torch._C._current_graph_task_id() >= 0:
             latest[0] = rounds * (members - 1) * tensor.nbytes // members
         elif latest[0]:
             sent[f"last {kind}"] = sent.get(f"last {kind}", 0) + latest[0]

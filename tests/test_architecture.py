@@ -18,7 +18,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if not path.is_symlink())
 # of the same line.
 LAYERS = [
     {"errors", "randomness", "text", "version"},
-    {"progress", "records"},
+    {"progress", "records", "tracking"},
     {"specs", "store"},
     {"presets"},
     {"catalog", "keys", "leases", "objectives", "protocol"},

@@ -31,6 +31,7 @@ LAYERS = [
     {"export"},
     {"bench"},
     {"doctor"},
+    {"validate"},
     {"cli"},
     {"workbench"},
     {"__main__"},

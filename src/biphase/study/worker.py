@@ -66,7 +66,6 @@ from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
 from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
-from biphase.version import source_hash
 
 POLL_SECONDS = 1.0
 WIDE = 110  # columns of a terminal from which nothing is abbreviated
@@ -727,14 +726,10 @@ def run_plan(
 
 def _alike(plan: Plan, options: RuntimeOptions, processes: int, chosen: set[str]) -> dict[str, str]:
     """Return what must be equal on all machines that train together, by the name that a message gives it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    versions = distributed.machine(device)
     parts = ("micro_rows", "checkpoint_steps", "compiled", "deterministic", "sharding", "recompute")
     return {
-        "biphase's source": source_hash(),
-        **{name: versions[name] for name in ("torch", "transformers")},
+        **distributed.alike(),
         "the plan": content_key({"plan": plan.to_json()["jobs"], "chosen": sorted(chosen)})[:12],
-        "the kind of device": device.type,
         "--processes": str(processes),
         "the options of run": ", ".join(f"{name}={getattr(options, name)}" for name in parts),
     }

@@ -138,7 +138,9 @@ def main() -> None:
         shutil.rmtree(folder)
     print(f"{len(trials) // 2:,} of {len(trials):,} trials done:", flush=True)
     path = store.studies / plan.study.name / PLAN
-    measured("a worker, from its start to its first fine-tuning", sys.executable, "-c", START, path, store.root)
+    measured(
+        "a worker, from its start to its first fine-tuning", sys.executable, "-c", START, path, store.root
+    )
     for verb in ("plan", "status"):
         measured(verb, sys.executable, "-m", "biphase", verb, path, "--store", store.root)
 

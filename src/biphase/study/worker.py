@@ -42,7 +42,7 @@ from biphase.presets import sources_of
 from biphase.progress import Live, columns
 from biphase.records import content_key
 from biphase.specs import Corpus, Pretrain, Task
-from biphase.store import Store, read_checked, with_checksum, write_json
+from biphase.store import Store, publish, read_checked, verify, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
@@ -575,11 +575,12 @@ class PlanTuner(Tuner):
     ) -> None:
         assert plan.study.finetune is not None
         super().__init__(
-            plan.study.finetune, ranks.device, self._encoder, check=self._check, recall=self._recall,
+            plan.study.finetune, ranks.device, self._encoder, check=self._check, recall=self._recall, keep=self._keep,
             stop=options.stop, live=live,
         )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
         self.leases = Leases(store.leases)
+        self.verified: set[Path] = set()  # folders of documents
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
         """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
@@ -635,6 +636,27 @@ class PlanTuner(Tuner):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_json(path, with_checksum({"lexical": compute()}))
         return known[0]
+
+    def _keep(self, task: Task, what: str, build: Callable[[Path], None]) -> Path:
+        """Return the folder of a large collection's files in the store; one worker writes them."""
+        folder = self.store.documents / content_key({"task": self.plan.tasks[task.name], "what": what})
+        while not self.store.has(folder):
+            lease = self.leases.take(f"documents-{folder.name}")
+            if lease is None:  # another worker writes them
+                self._pause()
+                time.sleep(POLL_SECONDS)
+                continue
+            with lease, self.store.attempt(f"documents-{folder.name}") as attempt:
+                if not self.store.has(folder):  # its last holder may have published it just now
+                    build(attempt)
+                    self.check(task)  # before it passes for the documents of the plan's dataset
+                    publish(attempt, folder)
+        if folder not in self.verified:
+            memory = HashMemory(self.store)
+            memory.hashes(sorted(folder.glob("*.bin")))
+            verify(folder, hashed=memory.sha256)
+            self.verified.add(folder)
+        return folder
 
 
 def _kept_baseline(path: Path) -> tuple[Lexical] | None:

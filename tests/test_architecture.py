@@ -32,6 +32,7 @@ LAYERS = [
     {"export"},
     {"bench"},
     {"doctor"},
+    {"validate"},
     {"cli"},
     {"workbench"},
     {"__main__"},

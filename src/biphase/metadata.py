@@ -115,6 +115,7 @@ _TRIAL: Shape = {
     "machine": {"*": text},
     "training?": is_key,
     "share?": lambda value: number(value) and 0 < value < 1,  # of the steps, if it screens learning rates
+    "documents?": text,  # searched, if not those of `finetune`
     "steps?": count,
     "baselines?": {"*": {"*": {"what": text, **dict.fromkeys(PARTS, number)}}},
     "constant?": lambda value: (

@@ -4,6 +4,7 @@
     store/trials/<key>/        the scores of one fine-tuning
     store/shards/<key>/        a tokenized corpus
     store/unfinished/          checkpoints of fine-tunings that were interrupted
+    store/documents/<key>/     the texts and ids of a large collection; can be made again
     store/studies/<name>/      plan.json, failures
     store/baselines/           what word counts alone achieve on a dataset; can be computed again
     store/metadata/            metadata-only copies of results whose weights are on another machine
@@ -56,6 +57,7 @@ class Store:
         self.shards = self.root / "shards"
         self.unfinished = self.root / "unfinished"
         self.studies = self.root / "studies"
+        self.documents = self.root / "documents"
         self.metadata = self.root / "metadata"
         self.leases = self.root / "leases"
         self.attempts = self.root / "attempts"

@@ -397,3 +397,25 @@ def test_a_warned_job_of_two_machines_stops_requeues_and_goes_on(corpus, study, 
     )
     assert again.returncode == 0, again.stderr
     assert len(last(store)[1]) == 3000
+
+
+@pytest.mark.campaign
+def test_machines_with_one_store_are_validated_and_with_two_stores_refused(network, tmp_path):
+    def validated(*stores, port):
+        words = ("validate", "--json", "--nodes", 2, "--head", f"10.77.0.1:{port}")
+        children = [
+            network.run(number, *words, "--node", number, "--store", store)
+            for number, store in enumerate(stores)
+        ]
+        ended = [child.communicate(timeout=1200)[0] for child in children]
+        assert not any(store.exists() for store in stores), "nothing is left"
+        return [child.returncode for child in children], [json.loads(text)["checks"] for text in ended]
+
+    one, two = tmp_path / "one", tmp_path / "two"
+    codes, (checks, _) = validated(one, one, port=PORT)
+    assert codes == [0, 0], checks
+    well = {check["name"] for check in checks if check["ok"]}
+    assert {"gloo", "folder", "locks", "visible", "clocks", "resume", "shard"} <= well
+    codes, (checks, _) = validated(one, two, port=PORT + 10)
+    assert codes == [1, 1]
+    assert "m1" in checks[0]["detail"]

@@ -9,6 +9,8 @@ from dataclasses import replace
 
 import pytest
 
+from biphase import Discard
+from biphase.records import encode
 from biphase.study import ledger, time_left
 from biphase.study.plan import identities, make_plan, save_plan
 
@@ -84,3 +86,48 @@ def test_a_worker_lists_no_folder_for_every_job(plan, finished, worker, monkeypa
     assert listed.count(str(finished.leases)) < 16, (
         "once for each of six grids, and where the worker begins; there are 24 fine-tunings"
     )
+
+
+def test_workers_share_the_files_of_a_large_collection_and_score_as_from_memory(
+    study, store, worker, monkeypatch, tmp_path
+):
+    facts = study.finetune.tasks[1]
+    grid = replace(study.finetune, tasks=(facts,), documents="all", lrs=(1e-3, 4e-3, 8e-3), seeds=(0,))
+    grid = replace(grid, discard=Discard(keep=1, seeds=(9,), share=0.5, documents=5))
+    made = make_plan(replace(study, runs=study.runs[:1], finetune=grid), identities(store))
+    save_plan(made, store)
+    worker(made, store).work()
+    assert not store.documents.exists()
+    small = {folder.name: ledger.read_trial(store, folder.name) for folder in store.trials.iterdir()}
+    shutil.rmtree(store.trials)
+    monkeypatch.setattr("biphase.tasks.load.LARGE_BYTES", 0)
+    workers = [worker(made, store), worker(made, store)]
+    threads = [threading.Thread(target=each.work) for each in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(list(store.documents.iterdir())) == 2, "the texts, and the ids of one tokenizer"
+    large = {folder.name: ledger.read_trial(store, folder.name) for folder in store.trials.iterdir()}
+    assert large.keys() == small.keys()
+    assert all(large[key]["scores"] == small[key]["scores"] for key in small)
+    pools = [(about.get("share", 1), about.get("documents")) for about in large.values()]
+    assert set(pools) == {(0.5, "judged and 5 sampled"), (1, None)}
+
+
+def test_a_sample_of_documents_for_screening_changes_only_the_keys_of_screening(study, store):
+    grid = replace(study.finetune, documents="all", lrs=(1e-3, 4e-3), seeds=(0,))
+    keys = []
+    for documents in (0, 5):
+        discard = Discard(keep=1, seeds=(9,), documents=documents)
+        made = make_plan(replace(study, finetune=replace(grid, discard=discard)), identities(store))
+        grids = list(ledger.tuning_grids(made, lambda trial: 0.5))
+        keys.append(
+            {
+                kind: {trial.key for each in grids for one in getattr(each, kind) for trial in one.trials}
+                for kind in ("screening", "reported")
+            }
+        )
+    assert keys[0]["reported"] == keys[1]["reported"]
+    assert keys[0]["screening"] != keys[1]["screening"]
+    assert "documents" not in encode(Discard())

@@ -267,6 +267,33 @@ def test_judged_documents_and_pairs_of_the_train_judgments(tmp_path):
     assert every.judged[0] == {1: 1}
 
 
+def test_a_large_collection_is_read_from_files_as_from_memory(tmp_path, monkeypatch):
+    train = [("q5", "d11", 1), ("q6", "d12", 1)]
+    folder = beir(tmp_path, train=train, test=SOME)
+    task = Task("ir", IR, str(folder), QRELS)
+    small = load(task, documents="all")
+    monkeypatch.setattr("biphase.tasks.load.LARGE_BYTES", 0)
+    monkeypatch.setattr("biphase.tasks.collection.BLOCK", 7)
+    large = load(task, documents="all")
+    assert large.train == small.train
+    for one, other in ((large.validation, small.validation), (large.test, small.test)):
+        assert (one.names, one.queries, one.judged) == (other.names, other.queries, other.judged)
+    library = large.test.library
+    assert not isinstance(library.texts, tuple)
+    assert (tuple(library.names), tuple(library.texts)) == (
+        small.test.library.names,
+        small.test.library.texts,
+    )
+    assert library.texts[-1] == small.test.library.texts[-1]
+    assert library.texts[3:5] == list(small.test.library.texts[3:5])
+    rows = documents(20)
+    rows[1] |= {"title": "", "text": " "}
+    write(folder / "corpus.jsonl", rows)
+    refused(task, r"corpus.jsonl:2.*judged.*'title' or 'text'", "all")
+    write(folder / "corpus.jsonl", documents(20) + documents(5)[4:])
+    refused(task, r"corpus.jsonl:21.*'d4'", "all")
+
+
 def test_queries_of_the_test_are_cut_in_the_order_they_appear(tmp_path):
     test = [(f"q{n}", f"d{n}", 1) for n in (3, 1, 7, 5, 9, 0)] + [("q3", "d4", 1)]
     task = Task("ir", IR, str(beir(tmp_path, test=test)), TESTED, trained_on="msmarco")

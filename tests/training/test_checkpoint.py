@@ -173,6 +173,20 @@ def test_an_incomplete_checkpoint_is_not_published(saver, store, file):
     assert not store.has(store.checkpoints / "one")
 
 
+def test_weights_are_read_without_the_optimizer_state_which_is_verified_when_it_is_read(saver, store, model):
+    saver.begin(record(KEY), last=False)
+    saver.finish()
+    path = store.checkpoints / KEY / "optimizer.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 1
+    path.write_bytes(content)
+    assert checkpoint.load_weights(store, KEY, model).step == 1
+    rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
+    placed = Placed("plain", saver.optimizer, None, dict(model.named_parameters()), rows)
+    with pytest.raises(StoreError, match=path.name):
+        checkpoint.load_optimizer_state(store, KEY, placed)
+
+
 def test_a_suspended_worker_cannot_publish_what_the_removal_of_its_leftovers_has_left(
     saver, store, monkeypatch
 ):

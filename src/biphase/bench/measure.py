@@ -78,12 +78,6 @@ from biphase.training.loop import Graphs, Hooks, PlainStep, train, worth_capturi
 READY = 3  # steps after which everything is compiled, captured and cached
 
 
-def wait(device: torch.device) -> None:
-    """Wait until a GPU has finished; does nothing for a CPU."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
 class StepClock:
     """Records when each step ends. On a GPU it records CUDA events and synchronizes once, at step `READY`."""
 
@@ -101,12 +95,12 @@ class StepClock:
         else:
             self.marks.append(time.perf_counter())
         if len(self.marks) == READY:
-            wait(self.device)
+            distributed.finish(self.device)
             self.ready = time.perf_counter() - self.began
 
     def measured(self, warm: int, *, tokens: float, path: str = "") -> Timing:
         """The timing of the steps after the first `warm`."""
-        wait(self.device)
+        distributed.finish(self.device)
         pairs = zip(self.marks[warm - 1 :], self.marks[warm:], strict=False)
         if self.device.type == "cuda":
             seconds = [before.elapsed_time(after) / 1000 for before, after in pairs]
@@ -203,10 +197,10 @@ def kind_of(name: str) -> str:
 def breakdown(run: Callable[[], object], device: torch.device, steps: int) -> dict[str, float]:
     """Profile `run`, which executes `steps` steps; return the ms of one step by kind of kernel, the largest first."""
     run()  # warm up
-    wait(device)
+    distributed.finish(device)
     with torch.profiler.profile(acc_events=True) as profiler:  # without it, torch warns
         run()
-        wait(device)
+        distributed.finish(device)
     kinds: dict[str, float] = defaultdict(float)
     events: Any = profiler.key_averages()
     for event in events:

@@ -1,16 +1,19 @@
-"""The verbs `tokenize`, `doctor` and `bench`."""
+"""The verbs `tokenize`, `doctor`, `validate` and `bench`."""
 
 from __future__ import annotations
 
 import shlex
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from typer import Argument, Option
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, tell, with_store
 from biphase.errors import SpecError
+
+if TYPE_CHECKING:
+    from biphase.store import Store
 
 
 @app.command()
@@ -69,6 +72,53 @@ def doctor(store_folder: StoreFolder = DEFAULT_STORE, as_json: AsJson = False) -
     diagnoses = examine(Store.open(store_folder))
     give(as_json, lambda: [asdict(diagnosis) for diagnosis in diagnoses], lambda: render(diagnoses))
     sys.exit(1 if any(diagnosis.ok is False for diagnosis in diagnoses) else 0)
+
+
+@app.command()
+def validate(
+    store_folder: StoreFolder = DEFAULT_STORE,
+    processes: int = Option(1, min=1, help="processes on each machine, as of `run`"),
+    nodes: int = Option(1, min=1, help="machines; type the command on each"),
+    node: int = Option(0, min=0, help="with --nodes: which of them this is, from 0"),
+    head: str = Option(
+        "",
+        metavar="HOST:PORT",
+        help="with --nodes: address of node 0, and the first of five free ports there",
+    ),
+    link: float = Option(0.0, min=0, help="GB/s that sums must reach half of; default: as known of the GPUs"),
+    study: bool = Option(True, "--study/--no-study", help="run the small study, killed, resumed and sharded"),
+    slurm: Path | None = Option(None, metavar="PROFILE", help="submit it as one Slurm job by this TOML file"),
+    as_json: AsJson = False,
+) -> None:
+    """Test the machines, links and shared folder that a run will use. Leaves nothing in the store."""
+    import os
+
+    from biphase import validate
+    from biphase.cluster.machines import Machines
+    from biphase.store import Store
+
+    store = Store.open(store_folder)
+    if slurm:
+        show(_submit_validation(store, slurm, link, study=study, as_json=as_json))
+        return
+    machines = Machines.named(nodes, node, head)
+    validation = validate.Validation(store, processes, machines, link, study, tell)
+    if validate.RESULT in os.environ:
+        validation.group()
+    rows = validation.check()
+    give(as_json, lambda: validation.facts(rows), lambda: validation.page(rows))
+    sys.exit(1 if any(row.ok is False for row in rows) else 0)
+
+
+def _submit_validation(store: Store, profile: Path, link: float, *, study: bool, as_json: bool) -> str:
+    from biphase.cluster import slurm
+
+    root = store.root.resolve()
+    arguments = ["validate", "--store", str(root), "--link", str(link)]
+    arguments += [] if study else ["--no-study"]
+    arguments += ["--json"] if as_json else []
+    id, script = slurm.submit(slurm.read_profile(profile), store, "validate", jobs=1, arguments=arguments)
+    return f"submitted job {id}; the page will be in {script.with_name(script.stem)}-0.log"
 
 
 @app.command()

@@ -25,6 +25,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -36,6 +37,7 @@ from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions, packs,
 from biphase.models.encoder import EmbeddingHead, TextHead, TokenHead, embed_texts, pack, similarities
 from biphase.objectives import IGNORE
 from biphase.protocol import window_overlap
+from biphase.randomness import permute, salt
 from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Tag, Task
 from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
 from biphase.tasks.baselines import (
@@ -46,6 +48,7 @@ from biphase.tasks.baselines import (
     tfidf_numbers,
     word_tags,
 )
+from biphase.tasks.collection import Keep, RaggedWriter, Texts, read_ragged, temporary
 from biphase.tasks.encode import (
     NOTHING,
     Decoded,
@@ -57,6 +60,7 @@ from biphase.tasks.encode import (
     encode_questions,
     encode_texts,
     encode_words,
+    encoded_texts,
 )
 from biphase.tasks.load import Examples
 from biphase.tasks.metrics import (
@@ -173,7 +177,9 @@ class FamilyTrainer(ABC):
         *,
         protocol: str,
         recall: Recall = lambda compute: compute(),
+        keep: Keep = temporary,
     ) -> None:
+        self.keep = keep
         self.task, self.form, self.paper = task, task.form, protocol == "paper"
         # By split: the row number of each example in its files, or its id where the data has one.
         self.example_ids: dict[str, Sequence[int | str]] = dict(examples.rows)
@@ -447,7 +453,16 @@ class Retrieval(FamilyTrainer):
             encode_texts(tokenization, [getattr(pair, side) for pair in examples.train])
             for side in ("query", "document")
         )
-        self.names, self.documents = library.names, encode_texts(tokenization, library.texts)
+        self.names = library.names
+        if isinstance(library.texts, Texts):
+            folder = self.keep(
+                f"ids {tokenization.identity}", lambda folder: _write_ids(folder, tokenization, library.texts)
+            )
+            self.documents = read_ragged(folder, "ids", np.int32)
+            self.order = torch.from_numpy(np.load(folder / "order.npy", mmap_mode="c"))
+        else:
+            self.documents = encode_texts(tokenization, library.texts)
+            self.order = torch.from_numpy(np.argsort(self.documents.lengths, kind="stable"))
         self.example_ids = {part: rows[part].names for part in PARTS}
         self.queries = {part: encode_texts(tokenization, rows[part].queries) for part in PARTS}
         self.judged = {part: rows[part].judged for part in PARTS}
@@ -468,17 +483,35 @@ class Retrieval(FamilyTrainer):
         own = torch.arange(len(queries), device=similar.device)
         return F.cross_entropy(similar, own, reduction="sum")
 
+    def sample(self, count: int) -> Tensor:
+        """Return the documents that validation judges and `count` others, in the order in which they are embedded.
+
+        The others are the same for all models, rates and seeds.
+        """
+        judged = torch.tensor(sorted({place for grades in self.judged["validation"] for place in grades}))
+        every = len(self.documents)
+        drawn = permute(torch.arange(min(count + len(judged), every)), every, salt(0, "documents"))
+        others = drawn[~torch.isin(drawn, judged)][:count]
+        pool = torch.cat([judged, others]).sort().values
+        lengths = self.documents.starts[pool.numpy() + 1] - self.documents.starts[pool.numpy()]
+        return pool[torch.from_numpy(np.argsort(lengths, kind="stable"))]
+
     def score(
-        self, model: TaskModel, options: TuningOptions, parts: Sequence[Part] = PARTS
+        self,
+        model: TaskModel,
+        options: TuningOptions,
+        parts: Sequence[Part] = PARTS,
+        *,
+        among: Tensor | None = None,
     ) -> dict[Part, PartScores]:
-        """Score the splits together, since they search the same documents."""
+        """Score the splits together, since they search the same documents: `among` some, or all."""
         queries = torch.cat([per_text(model, self.queries[part], options) for part in parts])
 
         def embed(numbers: Tensor) -> Tensor:
             rows = numbers.numpy()
             return per_text(model, Ragged.from_lists([self.documents[row] for row in rows]), options)
 
-        order = torch.from_numpy(np.argsort(self.documents.lengths, kind="stable"))
+        order = self.order if among is None else among
         ranked = search(queries, len(self.documents), embed, order).cpu().numpy()
         scored: dict[Part, PartScores] = {}
         first = 0
@@ -512,6 +545,13 @@ class Retrieval(FamilyTrainer):
             for part, found in zip(PARTS, by_part, strict=True)
         }
         return "BM25", scores
+
+
+def _write_ids(folder: Path, tokenization: Tokenization, texts: Sequence[str]) -> None:
+    with RaggedWriter(folder, "ids") as writer:
+        for ids in encoded_texts(tokenization, texts):
+            writer.add(ids.data)
+    np.save(folder / "order.npy", np.argsort(np.diff(np.frombuffer(writer.starts, np.int64)), kind="stable"))
 
 
 class SequenceRegression(FamilyTrainer):
@@ -729,6 +769,8 @@ def family_of(
     *,
     protocol: str,
     recall: Recall = lambda compute: compute(),
+    keep: Keep = temporary,
 ) -> FamilyTrainer:
-    """Make the family of a task: its dataset in a model's tokens."""
-    return CLASSES[type(task.form)](task, examples, tokenization, protocol=protocol, recall=recall)
+    """Make the family of a task: its dataset in a model's tokens. `keep` says where those of a large collection are."""
+    family = CLASSES[type(task.form)]
+    return family(task, examples, tokenization, protocol=protocol, recall=recall, keep=keep)

@@ -47,7 +47,7 @@ from torch import Tensor, nn
 from biphase.data.stream import load_ahead
 from biphase.errors import StoreError, one_line
 from biphase.finetune.encoder import TaskBatch, TaskModel, TuningOptions
-from biphase.finetune.families import PARTS, FamilyTrainer, Part, PartScores
+from biphase.finetune.families import PARTS, FamilyTrainer, Part, PartScores, Retrieval
 from biphase.models.encoder import Encoder, initialise
 from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
@@ -642,13 +642,23 @@ def build_optimizer(model: nn.Module, spec: AdamW, rows: TrainedRows | None = No
 
 
 def score(
-    model: TaskModel, family: FamilyTrainer, options: TuningOptions, parts: Sequence[Part] = PARTS
+    model: TaskModel,
+    family: FamilyTrainer,
+    options: TuningOptions,
+    parts: Sequence[Part] = PARTS,
+    *,
+    sampled: int = 0,
 ) -> dict[Part, PartScores]:
-    """Score a fine-tuned model on a task, which may differ from the one it was trained on."""
+    """Score a fine-tuned model on a task, which may differ from the one it was trained on.
+
+    `sampled`: of the documents that validation does not judge, retrieval searches so many; 0: all.
+    """
     own_head = model.head
     if not list(own_head.parameters()):  # retrieval: the head has no weights, so any task can be scored
         model.head = family.head(model.encoder.width)
     try:
+        if sampled and isinstance(family, Retrieval):
+            return family.score(model, options, parts, among=family.sample(sampled))
         return family.score(model, options, parts)
     finally:
         model.head = own_head

@@ -30,6 +30,7 @@ from biphase.metadata import PREDICTIONS, TRIAL, VALUES
 from biphase.records import encode
 from biphase.specs import Finetune, Task
 from biphase.store import Store, publish, write_json
+from biphase.tasks.collection import temporary
 from biphase.tasks.load import load
 from biphase.training.distributed import machine
 
@@ -68,7 +69,7 @@ class Tuner:
     """Fine-tunes models as `spec` says.
 
     `load_encoder` loads a model by its key; `check` is called after a task's files were read, `recall` for its lexical
-    baseline. `live` shows progress.
+    baseline, `keep` for its documents if they are many. `live` shows progress.
     """
 
     def __init__(
@@ -79,10 +80,13 @@ class Tuner:
         *,
         check: Callable[[Task], None] = lambda task: None,
         recall: Callable[[Task, Callable[[], Lexical]], Lexical] = lambda task, compute: compute(),
+        keep: Callable[[Task, str, Callable[[Path], None]], Path] = lambda task, what, build: temporary(
+            what, build
+        ),
         stop: Callable[[], bool] = lambda: False,
         live: Callable[[str], None] = lambda text: None,
     ) -> None:
-        self.spec, self.device, self.load_encoder = spec, device, load_encoder
+        self.spec, self.device, self.load_encoder, self.keep = spec, device, load_encoder, keep
         self.check, self.recall, self.stop, self.live = check, recall, stop, live
         self.lost: Callable[[], bool] = lambda: False  # whether another worker took the fine-tuning over
         self.unsaved = 0.0  # seconds of work that the last stop lost
@@ -158,7 +162,8 @@ class Tuner:
                 self.live(f"{title}   scoring {task.name}")
                 family, at = self.family(task), time.monotonic()
                 scored_parts = PARTS if tuned.share == 1 else PARTS[:1]
-                parts = score(tuned.model, family, tuner.options, scored_parts)
+                sampled = self.spec.sampled(tuned.share)
+                parts = score(tuned.model, family, tuner.options, scored_parts, sampled=sampled)
                 if self.lost():
                     raise Stopped
                 tuned.scores[task.name] = ScoredTask(family, parts, time.monotonic() - at)
@@ -199,11 +204,12 @@ class Tuner:
         key = task, tokenization.identity
         if key not in self.families:
             self.live(f"reading {task.name}")
-            examples = load(task, documents=self.spec.documents)
+            keep = partial(self.keep, task)
+            examples = load(task, documents=self.spec.documents, keep=keep)
             self.check(task)
             recall = partial(self.recall, task)
             self.families[key] = family_of(
-                task, examples, tokenization, protocol=self.spec.protocol, recall=recall
+                task, examples, tokenization, protocol=self.spec.protocol, recall=recall, keep=keep
             )
         return self.families[key]
 
@@ -225,6 +231,7 @@ def publish_trial(store: Store, key: str, training: str, tuned: TunedModel, task
         "lr": tuned.lr,
         "seed": tuned.seed,
         **({"share": tuned.share} if tuned.share < 1 else {}),
+        **({"documents": pool} if "sampled" in (pool := tuner.spec.pool(task, tuned.share)) else {}),
         "metric": result.family.metric,
         "scores": {part: scores.metrics for part, scores in result.parts.items()},
         "baselines": result.family.baselines,

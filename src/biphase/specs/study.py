@@ -9,7 +9,7 @@ from typing import Literal
 from biphase.errors import SpecError, nearest
 from biphase.records import added, record
 from biphase.specs.claims import Claim
-from biphase.specs.sources import check_name
+from biphase.specs.sources import check_at_least, check_name
 from biphase.specs.tasks import FAMILIES, Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
 
@@ -54,8 +54,11 @@ class Discard:
     keep: int = 2  # learning rates, the same number for every model and task
     seeds: tuple[int, ...] = (1000, 1001)  # for screening only, never reported
     share: float = 0.25  # of the steps of a full fine-tuning
+    # Retrieval among all documents: screening searches those that validation judges and so many others; 0: all.
+    documents: int = added(0)
 
     def check(self) -> None:
+        check_at_least(self, documents=0)
         if self.keep < 1 or not 0 < self.share < 1:
             raise SpecError("Discard.keep must be at least 1, and share a share of the steps between 0 and 1")
         if not self.seeds or len(set(self.seeds)) != len(self.seeds):
@@ -167,9 +170,17 @@ class Finetune:
         """Return the metric that selects the learning rate of a task."""
         return FAMILIES[task.family].selects[self.protocol]
 
-    def pool(self, task: Task) -> str:
+    def sampled(self, share: float = 1.0) -> int:
+        """Return how many documents without a judgment a fine-tuning of this `share` of the steps searches; 0: all."""
+        screens = self.discard if share < 1 and self.documents == "all" else None
+        return screens.documents if screens else 0
+
+    def pool(self, task: Task, share: float = 1.0) -> str:
         """Return which documents a retrieval task searches; empty for other tasks."""
-        return self.documents if "corpus" in task.form.files else ""
+        if "corpus" not in task.form.files:
+            return ""
+        sampled = self.sampled(share)
+        return f"judged and {sampled} sampled" if sampled else self.documents
 
     def part(self, *, on_the_way: bool) -> Finetune:
         """Return the grid for one result: the subset for an intermediate checkpoint, else the whole grid."""

@@ -311,7 +311,7 @@ def _finetuning(
         spec = plan.tuned[model]
         key = finetuning_key(model, plan.tasks[task.name], spec, lr=lr, seed=seed, share=share)
         trials = tuple(
-            Trial(trial_key(key, plan.tasks[each.name], spec.pool(each)), each, spec.metric(each))
+            Trial(trial_key(key, plan.tasks[each.name], spec.pool(each, share)), each, spec.metric(each))
             for each in scored
         )
         plan.finetunings[known] = FineTuning(key, model, task, lr, seed, trials, share)

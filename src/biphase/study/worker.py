@@ -42,7 +42,7 @@ from biphase.presets import sources_of
 from biphase.progress import Live, columns
 from biphase.records import content_key
 from biphase.specs import Contrastive, Corpus, Pretrain, Task
-from biphase.store import Store, read_checked, with_checksum, write_json
+from biphase.store import Store, publish, read_checked, verify, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
@@ -69,7 +69,6 @@ from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
 from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.pretrain import LiveModel, Pretraining, refuse_unfit
-from biphase.version import source_hash
 
 POLL_SECONDS = 1.0
 WIDE = 110  # columns of a terminal from which nothing is abbreviated
@@ -584,11 +583,12 @@ class PlanTuner(Tuner):
     ) -> None:
         assert plan.study.finetune is not None
         super().__init__(
-            plan.study.finetune, ranks.device, self._encoder, check=self._check, recall=self._recall,
+            plan.study.finetune, ranks.device, self._encoder, check=self._check, recall=self._recall, keep=self._keep,
             stop=options.stop, live=live,
         )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
         self.leases = Leases(store.leases)
+        self.verified: set[Path] = set()  # folders of documents
         self.tracking = tracking
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
@@ -647,6 +647,27 @@ class PlanTuner(Tuner):
                     path.parent.mkdir(parents=True, exist_ok=True)
                     write_json(path, with_checksum({"lexical": compute()}))
         return known[0]
+
+    def _keep(self, task: Task, what: str, build: Callable[[Path], None]) -> Path:
+        """Return the folder of a large collection's files in the store; one worker writes them."""
+        folder = self.store.documents / content_key({"task": self.plan.tasks[task.name], "what": what})
+        while not self.store.has(folder):
+            lease = self.leases.take(f"documents-{folder.name}")
+            if lease is None:  # another worker writes them
+                self._pause()
+                time.sleep(POLL_SECONDS)
+                continue
+            with lease, self.store.attempt(f"documents-{folder.name}") as attempt:
+                if not self.store.has(folder):  # its last holder may have published it just now
+                    build(attempt)
+                    self.check(task)  # before it passes for the documents of the plan's dataset
+                    publish(attempt, folder)
+        if folder not in self.verified:
+            memory = HashMemory(self.store)
+            memory.hashes(sorted(folder.glob("*.bin")))
+            verify(folder, hashed=memory.sha256)
+            self.verified.add(folder)
+        return folder
 
 
 def _kept_baseline(path: Path) -> tuple[Lexical] | None:
@@ -739,14 +760,10 @@ def run_plan(
 
 def _alike(plan: Plan, options: RuntimeOptions, processes: int, chosen: set[str]) -> dict[str, str]:
     """Return what must be equal on all machines that train together, by the name that a message gives it."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    versions = distributed.machine(device)
     parts = ("micro_rows", "checkpoint_steps", "compiled", "deterministic", "sharding", "recompute")
     return {
-        "biphase's source": source_hash(),
-        **{name: versions[name] for name in ("torch", "transformers")},
+        **distributed.alike(),
         "the plan": content_key({"plan": plan.to_json()["jobs"], "chosen": sorted(chosen)})[:12],
-        "the kind of device": device.type,
         "--processes": str(processes),
         "the options of run": ", ".join(f"{name}={getattr(options, name)}" for name in parts),
     }

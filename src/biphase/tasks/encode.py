@@ -87,13 +87,23 @@ class Ragged:
 
 def encode_texts(tokenization: Tokenization, texts: Sequence[str], *, keep_end: bool = False) -> Ragged:
     """Return the int32 input ids of each text, truncated to fit: at its end, or with `keep_end` at its beginning."""
+    return Ragged.from_lists(list(encoded_texts(tokenization, texts, keep_end=keep_end)), np.int32)
+
+
+def encoded_texts(
+    tokenization: Tokenization, texts: Sequence[str], *, keep_end: bool = False
+) -> Iterator[np.ndarray]:
+    """Yield what `encode_texts` returns, text by text."""
 
     def name(number: int) -> str:
         return f"text {number + 1}"
 
     first = -tokenization.room if keep_end else 0
-    rows = [tokenization.framed(ids[first:]) for ids, _ in tokens(tokenization, texts, name)]
-    return refuse_empty(Ragged.from_lists(rows, np.int32), name)
+    for number, (ids, _) in enumerate(tokens(tokenization, texts, name)):
+        framed = tokenization.framed(ids[first:])
+        if not len(framed):
+            raise _without_tokens(name(number))
+        yield framed
 
 
 # ---------------------------------------------------------------- words
@@ -195,10 +205,14 @@ def refuse_empty(inputs: Ragged, name: Callable[[int], str]) -> Ragged:
     """Raise an error if an input has no tokens; otherwise return the inputs."""
     empty = np.flatnonzero(inputs.lengths == 0)
     if len(empty):
-        raise DataError(
-            f"{name(int(empty[0]))} has no tokens; take that row out, or put the tokenizer's end token after each text"
-        )
+        raise _without_tokens(name(int(empty[0])))
     return inputs
+
+
+def _without_tokens(which: str) -> DataError:
+    return DataError(
+        f"{which} has no tokens; take that row out, or put the tokenizer's end token after each text"
+    )
 
 
 # ---------------------------------------------------------------- groups

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ import numpy
 from biphase.errors import DataError, SpecError, one_line
 from biphase.specs import Pairs, Retrieve, Splits, Task
 from biphase.specs.tasks import columns_of, filled, whole
+from biphase.tasks.collection import LARGE_BYTES, Keep, RaggedWriter, Texts, as_bytes, temporary
 from biphase.tasks.files import (
     COLUMNS,
     INFOS,
@@ -55,8 +57,8 @@ class Pair:
 class Library:
     """IR: all documents that are searched."""
 
-    names: tuple[str, ...]
-    texts: tuple[str, ...]
+    names: Sequence[str]  # both `Texts` if the collection is large
+    texts: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -245,8 +247,10 @@ DOCUMENT_ID = "_id|id|docid|doc_id|corpus-id|corpus_id|pid"
 EMPTY = 0.01  # share of judged documents that may have no text, as a few in old collections
 
 
-def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]) -> Examples:
-    """Return the examples of a retrieval task."""
+def load_retrieval(
+    task: Task, files: Files, documents: Literal["judged", "all"], keep: Keep = temporary
+) -> Examples:
+    """Return the examples of a retrieval task; `keep` says where a large collection is."""
     form = task.form
     assert isinstance(form, Retrieve)
     whose = f"task {task.name!r}"
@@ -259,21 +263,23 @@ def load_retrieval(task: Task, files: Files, documents: Literal["judged", "all"]
     positive = [row for row in trained if row.grade >= form.relevant] if task.is_trained else []
 
     wanted = searched | {row.document for row in positive}
-    whole = documents == "all"
-    texts = _document_texts(
-        whose, form.document, files["corpus"], DOCUMENT_ID, wanted, whole=whole, spared=EMPTY
-    )
+    corpus, whole = files["corpus"], documents == "all"
     rows = [row for part in judged.values() for row in part.rows]
     queries = _queries(whose, form, files, judged, {row.query for row in rows})
+    if whole and sum(path.stat().st_size for path in corpus) > LARGE_BYTES:
+        library, place = _large_library(whose, form.document, corpus, wanted, keep)
+        texts = {name: library.texts[number] for name, number in place.items()}
+    else:
+        texts = _document_texts(whose, form.document, corpus, DOCUMENT_ID, wanted, whole=whole, spared=EMPTY)
+        names = tuple(name for name in texts if whole or name in searched)
+        library = Library(names, tuple(texts[name] for name in names))
+        place = {name: number for number, name in enumerate(names)}
     _refuse_missing(whose, rows, queries, texts, wanted)
 
-    names = tuple(name for name in texts if whole or name in searched)
-    library = Library(names, tuple(texts[name] for name in names))
     if "pairs" in files:
         pairs = _pairs(whose, form, files["pairs"])
     else:
         pairs = [Pair(queries[row.query], texts[row.document]) for row in positive]
-    place = {name: number for number, name in enumerate(names)}
 
     def search(part: str, limit: int) -> Search:
         chosen = tuple(graded[part])[: limit or None]
@@ -360,26 +366,78 @@ def _document_texts(
 
     A share `spared` of the wanted texts may be empty.
     """
-    columns = columns_of("Retrieve", template)
-    only = None if whole else (name_column, wanted)
     texts: dict[str, str] = {}
     empty: list[str] = []
+    rows = _rows_of_texts(whose, template, files, name_column, None if whole else wanted)
+    for place, document, text, blank in rows:
+        if document in texts:
+            raise _second(whose, place, document)
+        if document in wanted and blank:
+            empty.append(place)
+        texts[document] = text
+    _refuse_blank(whose, template, empty, spared * len(wanted))
+    return texts
+
+
+def _rows_of_texts(
+    whose: str, template: str, files: Sequence[Path], name_column: str, wanted: set[str] | None
+) -> Iterator[tuple[str, str, str, bool]]:
+    """Yield the place, the id and the text of each row, and whether its columns are blank; `wanted`: ids; None: all."""
+    columns = columns_of("Retrieve", template)
+    only = None if wanted is None else (name_column, wanted)
     for place, (name, *values) in read_rows(whose, files, (name_column, *columns), only=only):
         document = identity(whose, name, place)
-        if document in texts:
-            raise DataError(f"{whose}: {place} is the second with the id {document!r}; remove one")
         fields = {
             column: _text(whose, value, column, place) for column, value in zip(columns, values, strict=True)
         }
-        if document in wanted and not any(value.strip() for value in fields.values()):
-            empty.append(place)
-        texts[document] = filled(template, fields)
-    if len(empty) > spared * len(wanted):
+        blank = not any(value.strip() for value in fields.values())
+        yield place, document, filled(template, fields), blank
+
+
+def _second(whose: str, place: str, document: str) -> DataError:
+    return DataError(f"{whose}: {place} is the second with the id {document!r}; remove one")
+
+
+def _refuse_blank(whose: str, template: str, places: Sequence[str], most: float) -> None:
+    if len(places) > most:
+        columns = " or ".join(map(repr, columns_of("Retrieve", template)))
         raise DataError(
-            f"{whose}: {empty[0]} is judged and has no text in {' or '.join(map(repr, columns))}; "
+            f"{whose}: {places[0]} is judged and has no text in {columns}; "
             "correct it, or remove it and its judgments"
         )
-    return texts
+
+
+def _large_library(
+    whose: str, template: str, files: Sequence[Path], wanted: set[str], keep: Keep
+) -> tuple[Library, dict[str, int]]:
+    """Return a large collection as memory maps, and the index of each wanted document."""
+
+    def build(folder: Path) -> None:
+        blanks, hashes = {}, array("q")  # hashes, since a set of all ids would take a gigabyte
+        with RaggedWriter(folder, "names") as names, RaggedWriter(folder, "texts") as texts:
+            for place, document, text, blank in _rows_of_texts(whose, template, files, DOCUMENT_ID, None):
+                names.add(as_bytes(document))
+                texts.add(as_bytes(text))
+                hashes.append(hash(document))
+                if blank:
+                    blanks[document] = place
+        values, counts = numpy.unique(numpy.frombuffer(hashes, numpy.int64), return_counts=True)
+        twice, seen = set(values[counts > 1].tolist()), set()
+        rows = _rows_of_texts(whose, template, files, DOCUMENT_ID, None) if twice else ()
+        for place, document, _, _ in rows:
+            if document in seen:
+                raise _second(whose, place, document)
+            if hash(document) in twice:
+                seen.add(document)
+        (folder / "blank.json").write_text(json.dumps(blanks))
+
+    folder = keep("documents", build)
+    library = Library(Texts(folder, "names"), Texts(folder, "texts"))
+    place = {name: number for number, name in enumerate(library.names) if name in wanted}
+    blanks = json.loads((folder / "blank.json").read_text())
+    empty = [where for name, where in blanks.items() if name in wanted]
+    _refuse_blank(whose, template, empty, EMPTY * len(wanted))
+    return library, place
 
 
 def load_pairs(source: Pairs | Task) -> list[Pair]:
@@ -422,11 +480,11 @@ def _text(whose: str, value: Any, column: str, place: str, *, needed: bool = Fal
 # ---------------------------------------------------------------- load
 
 
-def load(task: Task, *, documents: Literal["judged", "all"]) -> Examples:
+def load(task: Task, *, documents: Literal["judged", "all"], keep: Keep = temporary) -> Examples:
     """Return the examples of a task. Retrieval searches `documents`: the judged ones, or the whole corpus ("all")."""
     files = files_of(task)
     if isinstance(task.form, Retrieve):
-        return load_retrieval(task, files, documents)
+        return load_retrieval(task, files, documents, keep)
     parts = {part: _examples(task, paths) for part, paths in files.items()}
     places: dict[str, Sequence[int]] = {part: range(len(rows)) for part, rows in parts.items()}
     if "validation" not in parts:

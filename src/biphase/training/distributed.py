@@ -53,7 +53,7 @@ from biphase.training import optimizer
 from biphase.training.optimizer import AnyOptimizer, gradient_norm
 from biphase.training.options import RuntimeOptions, Sharding
 from biphase.training.tensors import RowRange
-from biphase.version import code_version
+from biphase.version import code_version, source_hash
 
 # Long, since processes wait for each other's fine-tunings, which can differ by hours. Dead ones are noticed at once.
 PATIENCE = timedelta(days=7)
@@ -186,6 +186,12 @@ def _one_machine() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
+def finish(device: torch.device) -> None:
+    """Wait until a GPU has done all its work."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def leave(code: int, *, at_once: bool = False) -> NoReturn:
     """Leave the process group and exit; `at_once`: without Python's shutdown, which may wait for other threads."""
     if dist.is_initialized():
@@ -292,6 +298,16 @@ def machine(device: torch.device) -> dict[str, str]:
         "biphase": code_version(),
     }
     return {"device": name, **versions, "python": platform.python_version()}
+
+
+def alike() -> dict[str, str]:
+    """Return what must be equal on all machines that train together, whatever they train."""
+    return {
+        "biphase's source": source_hash(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "the kind of device": "cuda" if torch.cuda.is_available() else "cpu",
+    }
 
 
 # ---------------------------------------------------------------- gradients

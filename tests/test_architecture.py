@@ -17,7 +17,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 # of the same line.
 LAYERS = [
     {"errors", "randomness", "text", "version"},
-    {"progress", "records"},
+    {"progress", "records", "tracking"},
     {"specs", "store"},
     {"presets"},
     {"catalog", "keys", "leases", "objectives", "protocol"},

@@ -182,10 +182,10 @@ def test_a_worker_on_several_nodes_trains_as_one_process_does(networked_slurm, s
 
 
 @pytest.mark.campaign
-def test_a_worker_on_two_nodes_is_warned_stopped_and_loses_nodes_and_ends_in_the_same_bits(
+def test_a_worker_on_two_nodes_is_warned_stopped_and_loses_a_node_and_ends_in_the_same_bits(
     networked_slurm, corpus, study, fresh, tmp_path
 ):
-    study.write_text(MACHINES_STUDY.format(source=corpus.source, half=250))
+    study.write_text(MACHINES_STUDY.format(source=corpus.source, half=150))
     store, calm, profile = fresh("store"), fresh("calm"), tmp_path / "slurm.toml"
     profile.write_text("nodes = 2\n")
     network = networked_slurm.network
@@ -214,14 +214,11 @@ def test_a_worker_on_two_nodes_is_warned_stopped_and_loses_nodes_and_ends_in_the
     assert "checkpoints are kept" in biphase("stop", study, "--store", store)
     wait_until(lambda: not networked_slurm.jobs(), 240, "the undisturbed job has ended")
     job = submitted(store)
-    for which in (1, 0):  # node 0 has the job's script
-        nodes = typed("scontrol", "show", "hostnames", goes_on(job)).split()
-        network.signal(network.names[network.hosts.index(nodes[which])], signal.SIGKILL)
-        failed = time.monotonic()
-        wait_until(
-            lambda: job not in networked_slurm.jobs("RUNNING"), 120, "Slurm knows that the node failed"
-        )
-        print(f"node {which} lost: noticed after {time.monotonic() - failed:.0f} s")
+    first, _ = typed("scontrol", "show", "hostnames", goes_on(job)).split()  # it has the job's script
+    network.signal(network.names[network.hosts.index(first)], signal.SIGKILL)
+    failed = time.monotonic()
+    wait_until(lambda: job not in networked_slurm.jobs("RUNNING"), 120, "Slurm knows that the node failed")
+    print(f"noticed after {time.monotonic() - failed:.0f} s")
     wait_until(lambda: not networked_slurm.jobs(), 300, "the job has ended")
     one, two = last(store), last(calm)
     assert one[1] == two[1]
@@ -230,7 +227,7 @@ def test_a_worker_on_two_nodes_is_warned_stopped_and_loses_nodes_and_ends_in_the
 
 @pytest.mark.campaign
 def test_two_workers_of_two_nodes_each_share_a_study(networked_slurm, corpus, tmp_path):
-    study = write_study(tmp_path, corpus.source, steps=200, tuning=10, seeds=(0,))
+    study = write_study(tmp_path, corpus.source, steps=60, tuning=10, seeds=(0,))
     study.write_text(study.read_text().replace("finetune=grid", ""))
     store, local, profile = tmp_path / "store", tmp_path / "local", tmp_path / "slurm.toml"
     profile.write_text("nodes = 2\njobs = 2\n")

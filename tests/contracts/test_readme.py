@@ -77,6 +77,14 @@ def test_links_exist_and_no_number_is_missing():
     for path in DOCS:
         text = path.read_text()
         assert "<<MEASURE" not in text, path
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
             if not target.startswith(("http:", "https:")):
-                assert (path.parent / target).exists(), f"{path}: {target}"
+                file = path.parent / target if target else path
+                assert file.exists(), f"{path}: {target}"
+                assert not anchor or anchor in anchors(file), f"{path}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts and docs/hooks.py make them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}

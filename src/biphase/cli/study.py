@@ -41,6 +41,25 @@ ForTime = Annotated[str, Option("--for", metavar="TIME", help="stop after e.g. 9
 Quiet = Annotated[bool, Option("--quiet", help="show no progress within a job")]
 
 
+def _trackers(typed: list[str]) -> list[str]:
+    from biphase.tracking import trackers_named
+
+    return trackers_named(typed)
+
+
+Track = Annotated[
+    list[str],
+    Option(
+        "--track",
+        envvar="BIPHASE_TRACK",
+        callback=_trackers,
+        metavar="tensorboard|wandb|trackio|mlflow",
+        help="send metrics and scores to a tracker; may be repeated",
+    ),
+]
+NO_TRACK: list[str] = []
+
+
 @app.command()
 def papers(
     store_folder: StoreFolder = DEFAULT_STORE,
@@ -142,6 +161,7 @@ def run(
         False, "--deterministic", help="bitwise reproducible pretraining on a GPU; slower"
     ),
     quiet: Quiet = False,
+    track: Track = NO_TRACK,
     verify: Verify = False,
     slurm: Path | None = Option(
         None, metavar="PROFILE", help="submit workers as Slurm jobs by this TOML file"
@@ -166,7 +186,7 @@ def run(
         typed = {
             "--only": only, "--for": for_time, "--loaders": loaders, "--micro-batch": micro_batch,
             "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic,
-            "--shard": shard, "--recompute": recompute, "--quiet": quiet,
+            "--shard": shard, "--recompute": recompute, "--quiet": quiet, "--track": ",".join(track),
         }  # fmt: skip
         _submit(
             plan, store, slurm, {"processes": processes, "nodes": nodes}, with_store(study_file, store_folder), jobs=jobs, results=results,
@@ -176,6 +196,7 @@ def run(
     options = RuntimeOptions(
         loaders=loaders, micro_rows=micro_batch, checkpoint_steps=steps, checkpoint_seconds=seconds,
         compiled=compiled, deterministic=deterministic, sharding=sharding, recompute=recompute, quiet=quiet,
+        track=tuple(track),
     )  # fmt: skip
     compute(
         plan, store, identities, options, jobs=jobs, results=results, processes=processes, machines=machines,
@@ -326,7 +347,7 @@ def report(
     plan, store, _ = planned(study_file, store_folder, reads=True)
     folder = out or store.studies / plan.study.name / "report"
     if watch:
-        from biphase.report.watch import serve
+        from biphase.report.build import serve
 
         serve(lambda: planned(study_file, store_folder)[0], store, folder, port=port, say=tell)
         return

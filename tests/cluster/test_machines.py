@@ -106,8 +106,9 @@ def test_one_two_and_three_machines_train_the_same_model(network, study, fresh):
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("fault", ["kill", "freeze", "cut", "drop"])
-@pytest.mark.parametrize("victim", [1, 0])
+@pytest.mark.parametrize(
+    ("fault", "victim"), [("kill", 1), ("kill", 0), ("freeze", 1), ("freeze", 0), ("cut", 1), ("drop", 1)]
+)
 def test_a_machine_that_is_gone_ends_the_others_with_one_line_and_nothing_is_lost(
     network, corpus, study, fresh, fault, victim
 ):
@@ -127,7 +128,7 @@ def test_a_machine_that_is_gone_ends_the_others_with_one_line_and_nothing_is_los
             network.drop(victim, 100)
     began = time.monotonic()
     # A machine that runs but is not reached must end by itself too.
-    alive = [1 - victim] if fault in ("kill", "freeze") else [1 - victim, victim]
+    alive = [1 - victim, victim] if fault == "drop" else [1 - victim]
     for number in alive:
         ((err, code),) = ends([children[number]], 60)
         print(f"{fault} node {victim}: node {number} ended after {time.monotonic() - began:.0f} s")

@@ -87,6 +87,12 @@ class Store:
         """Return whether the folder is a published result whose manifest names the folder's own key."""
         return key_in(folder) == folder.name
 
+    def has_now(self, folder: Path) -> bool:
+        """`has`, but a network file system may not answer from memory that the result is absent."""
+        if not self.has(folder):
+            look_again(folder.parent)
+        return self.has(folder)
+
     def fault(self, folder: Path) -> str:
         """Return why the files at a result's path, or at its metadata-only path, are not that result.
 
@@ -177,6 +183,7 @@ def publish(built: Path, folder: Path, hashed: dict[str, Any] | None = None) -> 
     try:
         built.rename(folder)  # fails if `folder` exists and contains files
     except OSError:
+        look_again(folder.parent)
         if key_in(folder) == folder.name:
             return False
         if folder.exists():
@@ -353,6 +360,12 @@ def read_json(path: Path) -> Any:
         raise StoreError(f"{path} does not exist") from None
     except (ValueError, OSError, RecursionError) as error:
         raise StoreError(f"{path} cannot be read ({error}); remove its folder and run again") from None
+
+
+def look_again(folder: Path) -> None:
+    """Make NFS forget which names were absent from a folder, as it does when this machine changes the folder's times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
 
 
 def wait_for(appears: Callable[[], object], seconds: float = VISIBLE_SECONDS) -> bool:

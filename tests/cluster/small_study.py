@@ -1,4 +1,4 @@
-"""A study of seven training jobs and some fine-tunings, and what its store must contain in the end."""
+"""A study of seven training jobs and some fine-tunings, one for machines that train together, and what they must leave."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from biphase.store import verify
+from safetensors.torch import load_file
+from torch import Tensor
+
+from biphase.store import read_json, verify
 
 STUDY = '''
 """Does it matter who computes it?"""
@@ -41,6 +44,16 @@ study = Study("fleet", runs=(
     run("mlm", Stage(MLM(0.4), {steps})),
 ), finetune=grid)
 '''
+MACHINES_STUDY = """
+from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
+
+tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
+study = Study("machines", runs=(Pretrain(
+    "two", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"),
+    stages=(Stage(CLM(), {half}), Stage(MLM(0.4), {half})), packing=Chunks(32, shortest=4), batch_tokens=256,
+    schedule=WSD(peak=3e-3, warmup=5, decay=10), heldout_every=25, heldout_tokens=512,
+),))
+"""
 JOBS = 7
 TRAININGS = 3 * 2  # for each seed
 SHORT = {"steps": 800, "tuning": 10, "seeds": (0,)}
@@ -106,3 +119,26 @@ def typed(*words: object) -> str:
     done = subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, f"{words}: {done.stderr}"
     return done.stdout
+
+
+def last(store: Path) -> tuple[dict[str, Tensor], dict[int, tuple[int, int]]]:
+    """Return the tensors of the latest checkpoint, and the labels and tokens of each of its steps."""
+    places = {
+        read_json(place / "checkpoint.json")["progress"]["step"]: place
+        for place in Path(store).glob("checkpoints/*")
+    }
+    place = places[max(places)]
+    verify(place)
+    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
+    labels = {line["step"]: (line["labels"], line["tokens"]) for line in lines if "labels" in line}
+    return tensors(place), labels
+
+
+def tensors(place: Path) -> dict[str, Tensor]:
+    """Return weights and optimizer state of a checkpoint."""
+    return {**load_file(place / "model.safetensors"), **load_file(place / "optimizer.safetensors")}
+
+
+def apart(one: dict[str, Tensor], two: dict[str, Tensor]) -> float:
+    assert one.keys() == two.keys()
+    return max((one[name] - two[name]).abs().max().item() for name in one)

@@ -1,38 +1,21 @@
-"""Machines that train together: network namespaces stand for them, each with its own address, link and host name."""
+"""Machines that train together: network namespaces stand for them."""
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Generator
-from pathlib import Path
 
 import pytest
-from conftest import leave_out
-from safetensors.torch import load_file
-from small_study import wait_until
+from network import PORT, ends, start
+from small_study import MACHINES_STUDY, apart, last, wait_until
 
 from biphase.cluster import machines, slurm
 from biphase.cluster.launch import states
 from biphase.cluster.machines import Machines, interface_to
 from biphase.errors import SpecError
 from biphase.store import Store, read_json, verify, wait_for
-
-STUDY = """
-from biphase import BPE, CLM, MLM, WSD, Chunks, Corpus, Pretrain, Size, Stage, Study
-
-tiny = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
-study = Study("machines", runs=(Pretrain(
-    "two", start=tiny, corpus=Corpus("tiny", {source!r}, BPE(320), heldout="heldout.jsonl"),
-    stages=(Stage(CLM(), {half}), Stage(MLM(0.4), {half})), packing=Chunks(32, shortest=4), batch_tokens=256,
-    schedule=WSD(peak=3e-3, warmup=5, decay=10), heldout_every=25, heldout_tokens=512,
-),))
-"""
-PORT = 29_400
-
 
 # ---------------------------------------------------------------- options and comparison
 
@@ -106,134 +89,6 @@ def test_what_appears_late_is_waited_for_and_what_never_does_is_not_waited_for_f
 # ---------------------------------------------------------------- network namespaces as machines
 
 
-class Network:
-    """Namespaces m0, m1, … of this process id, joined by a bridge in one of their own."""
-
-    def __init__(self, count: int) -> None:
-        self.names = [f"bp{os.getpid()}m{number}" for number in range(count)]
-        self.bridge = f"bp{os.getpid()}br"
-
-    def make(self) -> None:
-        for name in (self.bridge, *self.names):
-            ip("netns", "add", name)
-            ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", self.bridge, "link", "add", "name", "bridge0", "type", "bridge")
-        ip("-n", self.bridge, "link", "set", "bridge0", "up")
-        for number, name in enumerate(self.names):
-            ip(
-                "-n",
-                name,
-                "link",
-                "add",
-                "eth0",
-                "type",
-                "veth",
-                "peer",
-                "name",
-                f"p{number}",
-                "netns",
-                self.bridge,
-            )
-            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", "eth0")
-            ip("-n", name, "link", "set", "eth0", "up")
-            ip("-n", self.bridge, "link", "set", f"p{number}", "master", "bridge0", "up")
-
-    def remove(self) -> None:
-        for name in (*self.names, self.bridge):
-            self.signal(name, signal.SIGKILL)
-            subprocess.run(["ip", "netns", "del", name], capture_output=True)
-
-    def signal(self, name: str, number: signal.Signals) -> None:
-        for pid in subprocess.run(
-            ["ip", "netns", "pids", name], capture_output=True, text=True
-        ).stdout.split():
-            os.kill(int(pid), number)
-
-    def cut(self, number: int, *, up: bool = False) -> None:
-        ip("-n", self.bridge, "link", "set", f"p{number}", "up" if up else "down")
-
-    def run(self, number: int, *words: object) -> subprocess.Popen[str]:
-        name = self.names[number]
-        command = [
-            "ip",
-            "netns",
-            "exec",
-            name,
-            "unshare",
-            "--uts",
-            "sh",
-            "-c",
-            'hostname "$0"; exec "$@"',
-            f"m{number}",
-        ]
-        return subprocess.Popen(
-            [*command, sys.executable, "-m", "biphase", *map(str, words)],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )  # fmt: skip
-
-
-def ip(*words: str) -> None:
-    done = subprocess.run(["ip", *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"ip {words}: {done.stderr}"
-
-
-@pytest.fixture
-def network() -> Generator[Network]:
-    if os.geteuid() or not shutil.which("ip"):
-        leave_out("network namespaces need root and the command ip")
-    made = Network(3)
-    try:
-        made.make()
-        yield made
-    finally:
-        made.remove()
-
-
-@pytest.fixture
-def study(corpus, tmp_path) -> Path:
-    path = tmp_path / "study.py"
-    path.write_text(STUDY.format(source=corpus.source, half=25))
-    return path
-
-
-def start(network, study, store, nodes, *more, processes=1):
-    words = ("run", study, "--store", store, "--quiet", "--processes", processes, "--nodes", nodes, *more)
-    head = ("--head", f"10.77.0.1:{PORT}")
-    return [network.run(number, *words, "--node", number, *head) for number in range(nodes)]
-
-
-def ends(children, seconds=240):
-    """Exit code and error output of each."""
-    return [(child.communicate(timeout=seconds)[1], child.returncode) for child in children]
-
-
-def last(store):
-    places = {
-        read_json(place / "checkpoint.json")["progress"]["step"]: place
-        for place in Path(store).glob("checkpoints/*")
-    }
-    place = places[max(places)]
-    verify(place)
-    lines = [json.loads(line) for line in (place / "metrics.jsonl").read_text().splitlines()]
-    labels = {line["step"]: (line["labels"], line["tokens"]) for line in lines if "labels" in line}
-    return {**load_file(place / "model.safetensors"), **load_file(place / "optimizer.safetensors")}, labels
-
-
-def apart(one, two):
-    assert one.keys() == two.keys()
-    return max((one[name] - two[name]).abs().max().item() for name in one)
-
-
-@pytest.fixture
-def fresh(shards, tmp_path):
-    def make(name):
-        (tmp_path / name / "shards").mkdir(parents=True)
-        (tmp_path / name / "shards" / shards.name).symlink_to(shards)
-        return tmp_path / name
-
-    return make
-
-
 @pytest.mark.campaign
 def test_one_two_and_three_machines_train_the_same_model(network, study, fresh):
     results = {}
@@ -253,12 +108,12 @@ def test_one_two_and_three_machines_train_the_same_model(network, study, fresh):
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    ("fault", "victim"), [("kill", 1), ("kill", 0), ("freeze", 1), ("freeze", 0), ("cut", 1)]
+    ("fault", "victim"), [("kill", 1), ("kill", 0), ("freeze", 1), ("freeze", 0), ("cut", 1), ("drop", 1)]
 )
 def test_a_machine_that_is_gone_ends_the_others_with_one_line_and_nothing_is_lost(
     network, corpus, study, fresh, fault, victim
 ):
-    study.write_text(STUDY.format(source=corpus.source, half=400))
+    study.write_text(MACHINES_STUDY.format(source=corpus.source, half=400))
     store = fresh("store")
     children = start(network, study, store, 2, "--checkpoint", "5")
     wait_until(lambda: list(store.glob("checkpoints/*/manifest.json")), 120, "a first checkpoint")
@@ -270,33 +125,57 @@ def test_a_machine_that_is_gone_ends_the_others_with_one_line_and_nothing_is_los
             network.signal(name, signal.SIGSTOP)
         case "cut":
             network.cut(victim)
+        case "drop":  # of what it receives; what it sends arrives
+            network.drop(victim, 100)
     began = time.monotonic()
-    ((err, code),) = ends([children[1 - victim]], 60)
-    assert time.monotonic() - began < 60
-    assert code == 1, err
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert ("node 0" if victim == 0 else "m1") in line
-    assert "same command" in line
-    assert "Traceback" not in err
+    # A machine that runs but is not reached must end by itself too.
+    alive = [1 - victim, victim] if fault == "drop" else [1 - victim]
+    for number in alive:
+        ((err, code),) = ends([children[number]], 60)
+        print(f"{fault} node {victim}: node {number} ended after {time.monotonic() - began:.0f} s")
+        assert time.monotonic() - began < 60
+        assert code == 1, err
+        (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
+        assert ("node 0" if number else "m1") in line
+        assert "same command" in line
+        assert "Traceback" not in err
     network.signal(name, signal.SIGKILL)
     network.cut(victim, up=True)
+    network.drop(victim, 0)
     children[victim].communicate()
     for place in Store(store).checkpoints.glob("*"):
         verify(place)
-    calm = start(network, study, fresh("calm"), 2)
-    calmly = ends(calm)
-    assert [code for _, code in calmly] == [0, 0], calmly
-    again = ends(start(network, study, store, 2))
-    assert [code for _, code in again] == [0, 0], again
-    one, two = last(store), last(study.parent / "calm")
+    ends_in_the_same_bits(network, study, fresh("calm"), store)
+
+
+def ends_in_the_same_bits(network, study, *stores):
+    for store in stores:
+        ended = ends(start(network, study, store, 2))
+        assert [code for _, code in ended] == [0, 0], ended
+    one, two = map(last, stores)
     assert one[1] == two[1]
     assert apart(one[0], two[0]) == 0, "the same bits"
 
 
 @pytest.mark.campaign
+def test_lost_packets_and_a_short_outage_change_nothing(network, study, fresh):
+    store = fresh("store")
+    children = start(network, study, store, 2, "--checkpoint", "5")
+    for number in (0, 1):
+        network.drop(number, 5)
+    wait_until(lambda: list(store.glob("checkpoints/*/manifest.json")), 120, "a first checkpoint")
+    network.drop(1, 100)
+    time.sleep(10)
+    network.drop(1, 5)
+    ended = ends(children)
+    assert [code for _, code in ended] == [0, 0], ended
+    ends_in_the_same_bits(network, study, fresh("calm"), store)
+
+
+@pytest.mark.campaign
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_signal_to_any_machine_stops_all_with_a_checkpoint(network, corpus, study, fresh, number):
-    study.write_text(STUDY.format(source=corpus.source, half=4000))
+    study.write_text(MACHINES_STUDY.format(source=corpus.source, half=4000))
     store = fresh("store")
     children = start(network, study, store, 2, "--checkpoint", "200")
     wait_until(lambda: list(store.glob("checkpoints/*/manifest.json")), 120, "a first checkpoint")
@@ -310,7 +189,7 @@ def test_a_signal_to_any_machine_stops_all_with_a_checkpoint(network, corpus, st
 @pytest.mark.campaign
 def test_machines_that_do_not_fit_are_named_before_anything_is_computed(network, study, fresh):
     store, other = fresh("store"), fresh("other")
-    words = ("run", study, "--quiet", "--nodes", 2, "--head", f"10.77.0.1:{PORT}")
+    words = ("run", study, "--quiet", "--nodes", 2, "--head", f"{network.address(0)}:{PORT}")
 
     def pair(first, second):
         ended = ends(
@@ -328,7 +207,7 @@ def test_machines_that_do_not_fit_are_named_before_anything_is_computed(network,
     assert "node 1" in err.splitlines()[-1]
     ((err, code),) = ends([network.run(1, *words, "--node", 1, "--store", store)], 120)
     assert code == 2
-    assert f"10.77.0.1:{PORT}" in err.splitlines()[-1]
+    assert f"{network.address(0)}:{PORT}" in err.splitlines()[-1]
     assert not list(store.glob("checkpoints/*"))
 
 
@@ -363,7 +242,7 @@ for pid in descendants(int(open(os.environ["STEP"]).read())):
 
 @pytest.mark.campaign
 def test_a_warned_job_of_two_machines_stops_requeues_and_goes_on(corpus, study, fresh, tmp_path, monkeypatch):
-    study.write_text(STUDY.format(source=corpus.source, half=1500))
+    study.write_text(MACHINES_STUDY.format(source=corpus.source, half=1500))
     store, programs = fresh("store"), tmp_path / "programs"
     programs.mkdir()
     for name, text in STAND_INS.items():

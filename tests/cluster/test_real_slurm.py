@@ -11,12 +11,16 @@ import pytest
 from common import store_with
 from small_study import (
     JOBS,
+    MACHINES_STUDY,
     SHORT,
     TRAININGS,
+    apart,
     biphase,
     contents,
     done,
+    last,
     published_twice,
+    tensors,
     typed,
     wait_until,
     write_study,
@@ -158,3 +162,79 @@ def test_a_study_survives_cancelled_killed_and_drained_jobs(slurm, place, corpus
     local = tmp_path / "local"
     biphase("run", place / "fleet.py", "--store", local, "--quiet")
     is_whole(place, contents(local), seeds=4)
+
+
+# ---------------------------------------------------------------- one worker on several nodes
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("nodes", [2, 3])
+def test_a_worker_on_several_nodes_trains_as_one_process_does(networked_slurm, study, fresh, tmp_path, nodes):
+    store, profile = fresh("store"), tmp_path / "slurm.toml"
+    profile.write_text(f"nodes = {nodes}\n")
+    biphase("run", study, "--store", store, "--slurm", profile)
+    wait_until(lambda: not networked_slurm.jobs(), 240, "the job has ended")
+    biphase("run", study, "--store", fresh("local"), "--quiet")
+    weights, labels = last(tmp_path / "local")
+    others, seen = last(store)
+    assert seen == labels, "the same samples and masks"
+    assert 0 < apart(weights, others) <= 1e-5
+
+
+@pytest.mark.campaign
+def test_a_worker_on_two_nodes_is_warned_stopped_and_loses_a_node_and_ends_in_the_same_bits(
+    networked_slurm, corpus, study, fresh, tmp_path
+):
+    study.write_text(MACHINES_STUDY.format(source=corpus.source, half=150))
+    store, calm, profile = fresh("store"), fresh("calm"), tmp_path / "slurm.toml"
+    profile.write_text("nodes = 2\n")
+    network = networked_slurm.network
+
+    def submitted(where: Path) -> str:
+        biphase("run", study, "--store", where, "--checkpoint", "10", "--slurm", profile)
+        return networked_slurm.jobs("RUNNING,PENDING")[-1]
+
+    def log() -> str:
+        return "".join(path.read_text() for path in store.glob("studies/machines/slurm/*.log"))
+
+    def goes_on(job: str) -> str:
+        """Wait until a job runs and has published a checkpoint; return its nodes."""
+        wait_until(lambda: job in networked_slurm.jobs("RUNNING"), 120, "it runs")
+        before = set(store.glob("checkpoints/*/manifest.json"))
+        wait_until(lambda: set(store.glob("checkpoints/*/manifest.json")) - before, 180, "it goes on")
+        return typed("squeue", "--noheader", f"--job={job}", "--Format=NodeList").strip()
+
+    job = submitted(store)
+    submitted(calm)  # beside it, on the other nodes
+    goes_on(job)
+    typed("scancel", "--batch", "--signal=USR1", job)
+    wait_until(lambda: "is left: requeued" in log(), 120, "requeued")
+    assert "error: process" not in log()
+    goes_on(job)
+    assert "checkpoints are kept" in biphase("stop", study, "--store", store)
+    wait_until(lambda: not networked_slurm.jobs(), 240, "the undisturbed job has ended")
+    job = submitted(store)
+    first, _ = typed("scontrol", "show", "hostnames", goes_on(job)).split()  # it has the job's script
+    network.signal(network.names[network.hosts.index(first)], signal.SIGKILL)
+    failed = time.monotonic()
+    wait_until(lambda: job not in networked_slurm.jobs("RUNNING"), 120, "Slurm knows that the node failed")
+    print(f"noticed after {time.monotonic() - failed:.0f} s")
+    wait_until(lambda: not networked_slurm.jobs(), 300, "the job has ended")
+    one, two = last(store), last(calm)
+    assert one[1] == two[1]
+    assert apart(one[0], two[0]) == 0, "the same bits"
+
+
+@pytest.mark.campaign
+def test_two_workers_of_two_nodes_each_share_a_study(networked_slurm, corpus, tmp_path):
+    study = write_study(tmp_path, corpus.source, steps=60, tuning=10, seeds=(0,))
+    study.write_text(study.read_text().replace("finetune=grid", ""))
+    store, local, profile = tmp_path / "store", tmp_path / "local", tmp_path / "slurm.toml"
+    profile.write_text("nodes = 2\njobs = 2\n")
+    biphase("run", study, "--store", local, "--quiet")
+    biphase("run", study, "--store", store, "--slurm", profile)
+    wait_until(lambda: not networked_slurm.jobs(), 300, "the jobs have ended")
+    logs = [path.read_text() for path in store.glob("studies/fleet/slurm/*.log")]
+    assert [bool(re.search(r"\d/7  \w", log)) for log in logs] == [True, True], "both worked"
+    for place in (local / "checkpoints").iterdir():
+        assert apart(tensors(place), tensors(store / "checkpoints" / place.name)) <= 1e-5

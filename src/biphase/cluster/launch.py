@@ -174,6 +174,8 @@ def in_processes(count: int, arguments: list[str], variables: dict[str, str]) ->
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         # Seconds between SIGTERM and SIGKILL: a step and a checkpoint of a large model take more than the default 30 s.
         "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600",
+        # Warnings of torch's C++ part, e.g. of each address that has no name, would hide the line that matters.
+        "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR"),
         **variables,
     }
     # The child has its own session, so only this process receives the terminal's ^C. It passes on the first signal

@@ -282,8 +282,13 @@ class Watch:
                 time.sleep(3 * BEAT_SECONDS)
 
     def finish(self) -> None:
-        """Leave when torchrun has ended here."""
+        """Leave when torchrun has ended here. The server may be out of reach: then a call to it blocks for minutes."""
         self.finished.set()
+        leaving = threading.Thread(target=self._leave, daemon=True)
+        leaving.start()
+        leaving.join(GRACE_SECONDS + 1)
+
+    def _leave(self) -> None:
         with contextlib.suppress(RuntimeError):
             self.store.set(f"beat {self.machines.node}", "done")
             names = (

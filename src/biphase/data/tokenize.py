@@ -81,7 +81,7 @@ def tokenize(
     this store; `lost` returns whether another worker has taken the lease over.
     """
     hashes = corpora.fingerprints(corpus, store)
-    if not store.has(store.shards / hashes.key(corpus)):  # the text will be read anyway, so hash it too
+    if not store.has_now(store.shards / hashes.key(corpus)):  # the text will be read anyway, so hash it too
         hashes = corpora.fingerprints(corpus, store, again=True)
     key = hashes.key(corpus)
     folder = store.shards / key

@@ -42,7 +42,7 @@ from biphase.presets import sources_of
 from biphase.progress import Live, columns
 from biphase.records import content_key
 from biphase.specs import Contrastive, Corpus, Pretrain, Task
-from biphase.store import Store, publish, read_checked, verify, with_checksum, write_json
+from biphase.store import Store, look_again, publish, read_checked, verify, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
 from biphase.study.datasets import Description, describe, keep
@@ -187,7 +187,7 @@ class Worker:
             if lease is None:
                 continue
             # Its last holder may have published it just now.
-            if not self.store.has(self.store.checkpoints / key):
+            if not self.store.has_now(self.store.checkpoints / key):
                 return lease, {"do": "train", "key": key}
             lease.release()
         others = any(
@@ -212,7 +212,8 @@ class Worker:
             lease = self.leases.take(training.key)
             if lease is None:
                 continue
-            if not self._close(training):  # its last holder may have published it just now
+            look_again(self.store.trials)  # its last holder may have published it just now
+            if not self._close(training):
                 self.grid = training.model, training.task.name
                 return lease
             lease.release()
@@ -643,8 +644,8 @@ class PlanTuner(Tuner):
                 time.sleep(POLL_SECONDS)
                 continue
             with lease:
-                if _kept_baseline(path) is None:  # its last holder may have written it just now
-                    path.parent.mkdir(parents=True, exist_ok=True)
+                look_again(path.parent)  # its last holder may have written it just now
+                if _kept_baseline(path) is None:
                     write_json(path, with_checksum({"lexical": compute()}))
         return known[0]
 
@@ -754,7 +755,9 @@ def run_plan(
     ranks.wait()  # torchrun kills the other ranks soon after one has exited with a failure
     code = 1 if outcome.failed else 0
     launch.note("ended", str(code))
-    code = _exit_code(code, stop.warned, plan, store, heartbeat, results)
+    # Of several processes the parent says whether work is left; to torchrun, any code but 0 is a failure.
+    if not child:
+        code = _exit_code(code, stop.warned, plan, store, heartbeat, results)
     distributed.leave(code, at_once=not outcome.tracked)
 
 

@@ -18,7 +18,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 LAYERS = [
     {"errors", "randomness", "text", "version"},
     {"progress", "records"},
-    {"specs", "store"},
+    {"specs", "store", "remote"},
     {"presets"},
     {"catalog", "keys", "leases", "objectives", "protocol"},
     {"metadata", "attention"},

@@ -58,9 +58,9 @@ def evaluated(client, store, model, task, **environment):
 def refusal(answer):
     """The one line with which a command refuses, after what the hub's library logs."""
     code, _, err = answer
-    (line,) = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert (code, err.splitlines()[-1]) == (2, line)
-    return line
+    lines = [line for line in err.splitlines() if line.startswith("error: ")]
+    assert (code, err.splitlines()[-1:]) == (2, lines)
+    return lines[0]
 
 
 # ---------------------------------------------------------------- read

@@ -18,6 +18,7 @@ from biphase.errors import SpecError, one_line
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PAUSES = 1.0, 4.0, 10.0  # seconds before asking again
+PATIENCE = 60.0  # seconds after which nothing is asked again: the library has its own repetitions
 LONGEST_PAUSE = 300.0  # the hub counts requests in windows of five minutes
 BUSY = (408, 429, 500, 502, 503, 504)
 DROPPED = ("ReadError", "ReadTimeout", "RemoteProtocolError", "WriteError", "WriteTimeout")  # of httpx
@@ -25,6 +26,7 @@ DROPPED = ("ReadError", "ReadTimeout", "RemoteProtocolError", "WriteError", "Wri
 
 def patiently(ask: Callable[[], Any]) -> Any:
     """Call a function of the hub's library, and again if the hub is busy or the connection was dropped."""
+    until = time.monotonic() + PATIENCE
     for pause in PAUSES:
         try:
             return ask()
@@ -32,7 +34,7 @@ def patiently(ask: Callable[[], Any]) -> Any:
             status = _status(wrong)
             wanted = _wanted_pause(wrong) if status in BUSY else None
             dropped = type(wrong).__name__ in DROPPED
-            if not (status in BUSY or dropped) or (wanted or 0) > LONGEST_PAUSE:
+            if not (status in BUSY or dropped) or (wanted or 0) > LONGEST_PAUSE or time.monotonic() > until:
                 raise
             time.sleep(pause if wanted is None else wanted + 1)
     return ask()

@@ -147,6 +147,9 @@ def test_a_kept_step_is_pushed_to_a_branch_of_its_own(hub, push, client, trained
         code, out, err = push(key, folder, "--push", "me/steps", *more)
         assert code == 0, err
     repository = hub.repositories["model", "me/steps"]
+    with hub.failing(Fault("POST .*/commit/", 403)):
+        assert push(last, "last", "--push", "me/steps", "--revision", "failed")[0] == 2
+    assert pushed(repository, "failed") == {}, "not the model of another branch"
     assert "/tree/step-6: private, commit " in out
     assert pushed(repository) == content(tmp_path / "last")
     assert pushed(repository, "step-6") == content(tmp_path / "step")

@@ -25,12 +25,12 @@ import traceback
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 LARGE = (".safetensors", ".parquet", ".zst", ".gz", ".bin", ".gguf", ".onnx")  # kept in LFS
-PAGE = 1000  # entries of a listing
+PAGE = 3  # entries of a page; the hub's has 1,000
 
 
 def sha1(data: bytes) -> str:
@@ -75,7 +75,6 @@ class Fault:
     match: str
     status: int = 0  # answer this
     headers: dict[str, str] = field(default_factory=dict)
-    body: str = ""
     after: int | None = None  # send so many bytes of the answer's body, then drop the connection
     times: int = 10**9
     seconds: float = 0  # wait before the answer, and with `after` between pieces of it
@@ -84,10 +83,9 @@ class Fault:
 
 class Hub(ThreadingHTTPServer):
     daemon_threads = True
-    allow_reuse_address = True
 
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), Answer)
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answer)
         self.repositories: dict[tuple[str, str], Repository] = {}
         self.stored: dict[str, bytes] = {}  # LFS, by hash
         self.tokens: dict[str, str] = {"hf_owner": "me"}
@@ -145,22 +143,18 @@ class Answer(BaseHTTPRequestHandler):
     def send(self, status: int, body: bytes = b"", **headers: str) -> None:
         fault = self.fault
         self.send_response(status)
-        for name, value in headers.items():
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)
-        self.send_header("Content-Length", headers.pop("Content_Length", None) or str(len(body)))
         self.end_headers()
         if self.command == "HEAD":
             return
         if fault and fault.after is not None:
             self.wfile.write(body[: fault.after])
-            self.wfile.flush()
             raise Drop
-        if fault and fault.seconds and not fault.status:
-            for start in range(0, len(body), max(1, len(body) // 8)):
-                self.wfile.write(body[start : start + max(1, len(body) // 8)])
-                time.sleep(fault.seconds / 8)
-            return
-        self.wfile.write(body)
+        step = len(body) // 8 + 1
+        for start in range(0, len(body), step):
+            self.wfile.write(body[start : start + step])
+            time.sleep(fault.seconds / 8 if fault else 0)
 
     def give(self, content: Any, status: int = 200, **headers: str) -> None:
         self.send(status, json.dumps(content).encode(), Content_Type="application/json", **headers)
@@ -191,42 +185,42 @@ class Answer(BaseHTTPRequestHandler):
         try:
             if self.fault and self.fault.status:
                 time.sleep(self.fault.seconds)
-                headers = {name.replace("-", "_"): value for name, value in self.fault.headers.items()}
-                self.send(self.fault.status, self.fault.body.encode(), **headers)
+                self.send(self.fault.status, **self.fault.headers)
             else:
                 self._route([unquote(part) for part in url.path.strip("/").split("/")])
         except Drop:
             self.close_connection = True
 
-    do_GET = do_HEAD = do_POST = do_PUT = do_DELETE = _any
+    do_GET = do_HEAD = do_POST = do_PUT = _any
 
     def _route(self, parts: list[str]) -> None:
-        match self.command, parts:
-            case _, ["lfs", oid]:
+        match parts:
+            case ["lfs", oid]:
                 self._large_file(oid)
-            case _, ["lfs", oid, "verify"]:
+            case ["lfs", oid, "verify"]:
                 self.give({}) if oid in self.server.stored else self.refuse(404, message="not stored")
-            case _, ["api", "whoami-v2"] if user := self._user():
+            case ["api", "whoami-v2"] if user := self._user():
                 role = "read" if user.endswith("-reads") else "write"
                 self.give({"type": "user", "name": user, "auth": {"accessToken": {"role": role}}})
-            case _, ["api", "whoami-v2"]:
+            case ["api", "whoami-v2"]:
                 self.refuse(401, message="Invalid username or password.")
-            case _, ["api", "validate-yaml"]:
+            case ["api", "validate-yaml"]:
                 self.give({"errors": [], "warnings": []})
-            case _, ["api", "repos", "create"]:
+            case ["api", "repos", "create"]:
                 self._create(json.loads(self.sent))
-            case _, ["api", ("models" | "datasets") as kind, owner, name, *rest]:
+            case ["api", "resolve-cache", kind, owner, name, oid, *path]:
+                data = self.server.repositories[kind[:-1], f"{owner}/{name}"].commits[oid]["/".join(path)]
+                self._bytes(data, sha1(data), X_Repo_Commit=oid)
+            case ["api", ("models" | "datasets") as kind, owner, name, *rest]:
                 if repository := self._repository(kind[:-1], f"{owner}/{name}"):
-                    self._api(repository, rest or ["revision", "main"])
-            case _, [owner, git, "info", "lfs", "objects", "batch"]:
+                    self._api(repository, *(rest or ["revision", "main"]))
+            case [owner, git, "info", "lfs", "objects", "batch"]:
                 self._batch(f"{owner}/{git.removesuffix('.git')}")
-            case _, ["datasets", owner, name, "resolve", revision, *path]:
-                if repository := self._repository("dataset", f"{owner}/{name}"):
-                    self._file(repository, revision, "/".join(path))
-            case _, [owner, name, "resolve", revision, *path]:
-                if repository := self._repository("model", f"{owner}/{name}"):
-                    self._file(repository, revision, "/".join(path))
-            case _, [""]:
+            case ["datasets", owner, name, "resolve", revision, *path]:
+                self._file(self._repository("dataset", f"{owner}/{name}"), revision, "/".join(path))
+            case [owner, name, "resolve", revision, *path]:
+                self._file(self._repository("model", f"{owner}/{name}"), revision, "/".join(path))
+            case [""]:
                 self.send(200)
             case _:
                 self.refuse(404, message=f"{self.command} /{'/'.join(parts)} is not known to this server")
@@ -234,7 +228,7 @@ class Answer(BaseHTTPRequestHandler):
     # ------------------------------------------------------------ who asks, and for what
 
     def _user(self) -> str:
-        """Return who asks; "" if nobody says, None was refused."""
+        """Return who asks, "" if nobody says so or the token is unknown."""
         return self.server.tokens.get(self.headers.get("Authorization", "").removeprefix("Bearer "), "")
 
     def _repository(self, kind: str, name: str) -> Repository | None:
@@ -252,14 +246,10 @@ class Answer(BaseHTTPRequestHandler):
 
     def _may_write(self, name: str) -> bool:
         """Whether who asks may write there; if not, refuse."""
-        user = self._user()
-        if not user:
-            self.refuse(401, message="Invalid username or password.")
-        elif user != name.split("/")[0]:
-            self.refuse(
-                403, message=f"You don't have the rights to create a model under the namespace {name}"
-            )
-        return user == name.split("/")[0]
+        may = self._user() == name.split("/")[0]
+        if not may:
+            self.refuse(403 if self._user() else 401, message=f"no right to write to {name}")
+        return may
 
     # ------------------------------------------------------------ /api
 
@@ -275,52 +265,29 @@ class Answer(BaseHTTPRequestHandler):
         self.server.add(name, {".gitattributes": "*.safetensors filter=lfs\n"}, private=private)
         self.give(url)
 
-    def _api(self, repository: Repository, parts: list[str]) -> None:
-        action, *rest = parts
+    def _api(self, repository: Repository, action: str, revision: str = "", *path: str) -> None:
+        if action in ("branch", "commit", "preupload") and not self._may_write(repository.name):
+            return
+        oid = repository.resolve(revision)
         if action == "refs":
-            self.give(
-                {
-                    name: [
-                        {"name": ref, "ref": f"refs/{folder}/{ref}", "targetCommit": oid}
-                        for ref, oid in refs.items()
-                    ]
-                    for name, folder, refs in (
-                        ("branches", "heads", repository.branches),
-                        ("tags", "tags", repository.tags),
-                        ("converts", "converts", {}),
-                    )
-                }
-            )
-            return
-        writes = action in ("branch", "tag", "commit", "preupload")
-        if writes and not self._may_write(repository.name):
-            return
-        if action == "branch":
-            self._branch(repository, rest[0])
-            return
-        oid = repository.resolve(rest[0])
-        if oid is None:
-            self.refuse(404, "RevisionNotFound", f"Invalid rev id: {rest[0]}")
+            named = {"branches": repository.branches, "tags": repository.tags, "converts": {}}
+            self.give({kind: [_ref(*one) for one in refs.items()] for kind, refs in named.items()})
+        elif action == "branch":
+            self._branch(repository, revision)
+        elif oid is None:
+            self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         elif action == "revision":
             self.give(self._info(repository, oid))
         elif action == "tree":
-            self._tree(repository, oid, "/".join(rest[1:]))
-        elif action == "paths-info":
-            paths = parse_qs(self.sent.decode())["paths"]
-            tree = repository.commits[oid]
-            self.give([_entry(path, tree[path]) for path in paths if path in tree])
+            self._tree(repository.commits[oid], oid, "/".join(path))
         elif action == "commits":
             about = {"authors": [], "date": "2026-01-01T00:00:00.000Z", "title": "", "message": ""}
             self.give([{"id": commit, **about} for commit in reversed(repository.commits)])
-        elif action == "tag":
-            repository.tags[json.loads(self.sent)["tag"]] = oid
-            self.give({})
         elif action == "preupload":
-            files = json.loads(self.sent)["files"]
-            tree = repository.commits[oid]
-            self.give({"files": [_mode(one["path"], tree.get(one["path"])) for one in files]})
+            names = [file["path"] for file in json.loads(self.sent)["files"]]
+            self.give({"files": [_mode(name, repository.commits[oid].get(name)) for name in names]})
         elif action == "commit":
-            self._commit(repository, rest[0], oid)
+            self._commit(repository, revision, oid)
         else:
             self.refuse(404, message=f"{action} is not known to this server")
 
@@ -341,35 +308,23 @@ class Answer(BaseHTTPRequestHandler):
             repository.branches[branch] = repository.resolve(start) or ""
             self.give({})
 
-    def _tree(self, repository: Repository, oid: str, folder: str) -> None:
-        tree, inside = repository.commits[oid], f"{folder}/" if folder else ""
-        below = {path: data for path, data in sorted(tree.items()) if path.startswith(inside)}
-        if not below:
+    def _tree(self, files: dict[str, bytes], oid: str, folder: str) -> None:
+        inside = f"{folder}/" if folder else ""
+        entries = {path: _entry(path, data) for path, data in files.items() if path.startswith(inside)}
+        if not entries:
             self.refuse(404, "EntryNotFound", f"{folder} does not exist on {oid}", X_Repo_Commit=oid)
             return
-        folders = {
-            "/".join(parts[:depth])
-            for parts in (path.split("/") for path in below)
-            for depth in range(1, len(parts))
-        }
-        entries = {path: _entry(path, data) for path, data in below.items()}
-        entries |= {
-            path: {"type": "directory", "path": path, "oid": sha1(path.encode()), "size": 0}
-            for path in folders
-        }
+        for path in [*entries]:
+            for above in map(str, PurePosixPath(path).parents):
+                if above.startswith(inside) and above != ".":
+                    entries[above] = {"type": "directory", "path": above, "oid": oid, "size": 0}
         recursive = self.query.get("recursive") == "true"
-        names = sorted(
-            path
-            for path in entries
-            if path.startswith(inside) and path != folder and (recursive or "/" not in path[len(inside) :])
-        )
+        names = sorted(path for path in entries if recursive or "/" not in path[len(inside) :])
         first = int(self.query.get("cursor", 0))
-        more = {}
-        if len(names) > first + PAGE:
-            address = f"http://127.0.0.1:{self.server.port}{urlsplit(self.path).path}"
-            flags = f"recursive={str(recursive).lower()}&expand=false"
-            more = {"Link": f'<{address}?{flags}&cursor={first + PAGE}>; rel="next"'}
-        self.give([entries[name] for name in names[first : first + PAGE]], **more)
+        following = f"{urlsplit(self.path).path}?recursive={str(recursive).lower()}&cursor={first + PAGE}"
+        link = {"Link": f'<http://127.0.0.1:{self.server.port}{following}>; rel="next"'}
+        page = [entries[name] for name in names[first : first + PAGE]]
+        self.give(page, **link if len(names) > first + PAGE else {})
 
     def _commit(self, repository: Repository, branch: str, before: str) -> None:
         head, *operations = [json.loads(line) for line in self.sent.splitlines()]
@@ -396,35 +351,34 @@ class Answer(BaseHTTPRequestHandler):
 
     # ------------------------------------------------------------ files
 
-    def _file(self, repository: Repository, revision: str, path: str) -> None:
+    def _file(self, repository: Repository | None, revision: str, path: str) -> None:
+        if repository is None:
+            return
         oid = repository.resolve(revision)
         if oid is None:
             self.refuse(404, "RevisionNotFound", f"Invalid rev id: {revision}")
         elif repository.gated:
-            status, what = (
-                (403, "you are not in the authorized list") if self._user() else (401, "please log in")
-            )
-            self.refuse(status, "GatedRepo", f"Access to {repository.name} is restricted, {what}.")
+            status = 403 if self._user() else 401  # not on the list, or nobody says who asks
+            self.refuse(status, "GatedRepo", f"Access to {repository.name} is restricted.")
         elif path not in repository.commits[oid]:
             self.refuse(404, "EntryNotFound", "Entry not found", X_Repo_Commit=oid)
         else:
             data = repository.commits[oid][path]
-            self.commit_of_file = {"X_Repo_Commit": oid}
-            if not path.endswith(LARGE):
-                self._bytes(data, sha1(data), X_Repo_Commit=oid)
-                return
-            hashed = sha256(data)
-            self.server.stored[hashed] = data
-            self.send(
-                302, X_Repo_Commit=oid, X_Linked_Etag=f'"{hashed}"', X_Linked_Size=str(len(data)),
-                Location=f"http://localhost:{self.server.port}/lfs/{hashed}",
-            )  # fmt: skip
+            about = {"X_Repo_Commit": oid, "X_Linked_Size": str(len(data))}
+            if path.endswith(LARGE):
+                hashed = sha256(data)
+                self.server.stored[hashed] = data
+                where = f"http://localhost:{self.server.port}/lfs/{hashed}"
+                self.send(302, X_Linked_Etag=f'"{hashed}"', Location=where, **about)
+            else:
+                where = f"/api/resolve-cache/{repository.kind}s/{repository.name}/{oid}/{quote(path)}"
+                self.send(307, X_Linked_Etag=f'"{sha1(data)}"', Location=where, **about)
 
     def _bytes(self, data: bytes, etag: str, **headers: str) -> None:
         wanted = re.fullmatch(r"bytes=(\d+)-(\d*)", self.headers.get("Range", ""))
         headers |= {"ETag": f'"{etag}"', "Accept_Ranges": "bytes"}
         if self.command == "HEAD":
-            self.send(200, Content_Length=str(len(data)), **headers)
+            self.send(200, **headers, **{"Content-Length": str(len(data))})
         elif not wanted:
             self.send(200, data, **headers)
         elif int(wanted[1]) >= len(data):
@@ -458,10 +412,13 @@ class Answer(BaseHTTPRequestHandler):
 
 
 def _entry(path: str, data: bytes) -> dict[str, Any]:
-    large = (
-        {"lfs": {"oid": sha256(data), "size": len(data), "pointerSize": 134}} if path.endswith(LARGE) else {}
-    )
-    return {"type": "file", "path": path, "oid": sha1(data), "size": len(data), **large}
+    entry = {"type": "file", "path": path, "oid": sha1(data), "size": len(data)}
+    lfs = {"lfs": {"oid": sha256(data), "size": len(data), "pointerSize": 134}}
+    return entry | (lfs if path.endswith(LARGE) else {})
+
+
+def _ref(name: str, oid: str) -> dict[str, str]:
+    return {"name": name, "ref": f"refs/heads/{name}", "targetCommit": oid}
 
 
 def _mode(path: str, now: bytes | None) -> dict[str, Any]:
@@ -471,8 +428,8 @@ def _mode(path: str, now: bytes | None) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def serving(port: int = 0) -> Generator[Hub]:
-    hub = Hub(port)
+def serving() -> Generator[Hub]:
+    hub = Hub()
     thread = threading.Thread(target=hub.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:

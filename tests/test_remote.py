@@ -114,8 +114,8 @@ study = Study("s", (run,), Finetune(kinds, lrs=(1e-3,), seeds=(0,), protocol="st
     assert code == 0, err
     assert not [one for one in asked if "main" in one], "only the pinned commits are read"
     text = write_lines(tmp_path / "text.jsonl", ({"text": text} for text in sentences(50)))
-    pinned = f"{words.name}@{words.branches['main']}"
-    code, _, err = client("tokenize", text, "--tokenizer", pinned, "--store", tmp_path / "store")
+    words.tags["v1"] = words.branches["main"]  # a tag stays
+    code, _, err = client("tokenize", text, "--tokenizer", f"{words.name}@v1", "--store", tmp_path / "store")
     assert code == 0, err
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterable
 from pathlib import Path
@@ -55,3 +56,10 @@ def store_with(shards: Path, folder: Path) -> Store:
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
     return store
+
+
+class Terminal(io.StringIO):
+    """An output that is a terminal; COLUMNS says how wide."""
+
+    def isatty(self) -> bool:
+        return True

@@ -5,6 +5,7 @@ import sys
 import time
 
 import pytest
+from common import Terminal
 
 from biphase import errors, progress
 from biphase.progress import Live, seconds_between
@@ -66,11 +67,6 @@ def test_the_commit_is_read_without_git(tmp_path):
 
 
 # ---------------------------------------------------------------- progress
-
-
-class Terminal(io.StringIO):
-    def isatty(self):
-        return True
 
 
 @pytest.fixture

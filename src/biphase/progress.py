@@ -20,12 +20,17 @@ def seconds_between(on_terminal: float) -> float:
 
 
 def columns(stream: TextIO) -> int:
-    """Return how many characters fit a line of a terminal; 0: any, for a file or a pipe without COLUMNS."""
+    """Return how many characters fit a line of a terminal; 0: any, for a file or a pipe.
+
+    COLUMNS counts for a terminal only: some programs export it to others whose output is a file.
+    """
+    if not stream.isatty():
+        return 0
     with contextlib.suppress(ValueError):
         if wide := int(os.environ.get("COLUMNS", "0")):
             return wide
     with contextlib.suppress(OSError, ValueError):
-        return os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0
+        return os.get_terminal_size(stream.fileno()).columns
     return 0
 
 

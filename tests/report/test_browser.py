@@ -13,9 +13,8 @@ import pytest
 from playwright.sync_api import expect, sync_playwright
 
 from biphase import CLM, MLM, WSD, Stage, Study
-from biphase.report.build import build
+from biphase.report.build import HOST, build, listen
 from biphase.report.page.render import render
-from biphase.report.watch import HOST, listen
 from biphase.store import Store
 from biphase.study.ledger import finetunings
 

@@ -12,8 +12,8 @@ import pytest
 
 from biphase.errors import SpecError
 from biphase.leases import Leases
-from biphase.report import watch
-from biphase.report.watch import HOST, fingerprint, listen, serve
+from biphase.report import build
+from biphase.report.build import HOST, fingerprint, listen, serve
 from biphase.study import ledger as state_ledger
 from biphase.study.describe import status_text
 from biphase.study.ledger import finetunings
@@ -130,8 +130,8 @@ def test_the_page_changes_with_the_store_survives_a_broken_study_and_ends_at_con
     ledger, tmp_path, monkeypatch
 ):
     plan, store = ledger
-    monkeypatch.setattr(watch, "LOOK_SECONDS", 0.05)
-    monkeypatch.setattr(watch, "REST", 0.0)
+    monkeypatch.setattr(build, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(build, "REST", 0.0)
     said, pages, broken = [], [], threading.Event()
 
     def make_plan():

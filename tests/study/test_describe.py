@@ -1,9 +1,10 @@
 """What `plan`, `run` and `status` print: an aligned tree, sums, progress, and what to type next."""
 
 import json
+import sys
 
 import pytest
-from common import write_lines
+from common import Terminal, write_lines
 
 from biphase import (
     BPE,
@@ -179,6 +180,7 @@ def test_workers_share_the_time_left_but_not_a_chain_and_steps_taken_count(tiny_
     lease = Leases(store.leases).take(other)
     left = TimeLeft(plan, store).estimate()
     assert (left.workers, left.seconds) == (2, pytest.approx(80)), "12 steps in a chain, 4 of them taken"
+    monkeypatch.setattr(sys, "stdout", Terminal())
     monkeypatch.setenv("COLUMNS", "80")
     text = status_text(plan, store, command_path="s.py")
     assert max(map(len, text.splitlines())) <= 80

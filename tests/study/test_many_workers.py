@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from biphase.study import ledger
+from biphase.study import ledger, time_left
 from biphase.study.plan import identities, make_plan, save_plan
 
 
@@ -65,8 +65,11 @@ def test_processes_do_not_wait_for_each_others_fine_tunings(study, finished):
     assert tasks[:3].count("short") == 3, f"in rounds, a process would wait after each for the other: {tasks}"
 
 
-def test_a_worker_lists_no_folder_for_every_job(plan, finished, worker):
+def test_a_worker_lists_no_folder_for_every_job(plan, finished, worker, monkeypatch):
     """A study may have 20,000 trials, and as many leases as workers: a list of them for each job takes long."""
+    monkeypatch.setattr(
+        time_left, "PAUSE_SECONDS", 3600.0
+    )  # on a slow machine it would be estimated more often
     shutil.rmtree(finished.trials)
     made, listed, watching = worker(plan, finished), [], [True]
 

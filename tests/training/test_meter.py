@@ -4,6 +4,7 @@ import io
 import json
 
 import torch
+from common import Terminal
 
 from biphase.training.meter import Meter
 
@@ -78,9 +79,9 @@ def test_the_longest_series_of_skipped_steps_is_kept_when_a_finite_step_ends_it(
 
 def test_the_progress_line_shows_the_loss_as_a_curve_and_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    made = meter(title="1/7  causal of a very long name 0 → 120", study_left=lambda: "8 min")
+    made = meter(title="1/7  causal of a very long name 0 → 120", study_left=lambda: "8 min", out=Terminal())
     for number in range(6):
         step(made, number, loss=6.0 - number)
-    (line,) = made.out.getvalue().splitlines()
+    line = made.out.getvalue().split("\r\x1b[K")[-1]
     assert len(line) <= 70
     assert all(fact in line for fact in ("1/7", "…", "step 106/106", "loss 1.000 █▇▅▄▂▁", "study 8 min left"))

@@ -50,7 +50,6 @@ from biphase.bench.cases import (
     defaults_of,
     save,
 )
-from biphase.bench.job import measure_job
 from biphase.bench.measure import CONTEXT, MASK, RATE, TUNING_RATE, Dataset, StepClock
 from biphase.errors import TrainingError
 from biphase.models.backbone import config_fields
@@ -267,7 +266,7 @@ def _ours(case: Case, device: torch.device, request: BenchRequest, report: Repor
     profile = partial(report.profiles.__setitem__, case.title) if request.profile else None
     match case:
         case JobCase():
-            return measure_job(case)
+            return measure.measure_job(case)
         case PretrainCase():
             return measure.measure_pretraining(case, device, profile=profile)
         case FinetuneCase():

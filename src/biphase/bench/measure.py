@@ -1,6 +1,6 @@
 """Measure biphase's own steps: clock, isolation, profiler, random data, pretraining, fine-tuning, inference.
 
-`StepClock` times steps on the device. `ours` and `theirs` run one measurement at a time and free everything after it.
+`StepClock` times steps on the device; `measure_job` times two training jobs as a worker computes them. `ours` and `theirs` run one measurement at a time and free everything after it.
 Data are random tokens, because the cost of a step does not depend on their content.
 """
 
@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
+import os
 import re
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -31,6 +36,7 @@ from biphase.attention import pattern_of, varlen_works
 from biphase.bench.cases import (
     PASSAGES,
     FinetuneCase,
+    JobCase,
     Lengths,
     PretrainCase,
     ScoreCase,
@@ -38,10 +44,11 @@ from biphase.bench.cases import (
     failure,
 )
 from biphase.data.stream import Stream, load_ahead
-from biphase.errors import BiphaseError, one_line
+from biphase.errors import BiphaseError, TrainingError, one_line
 from biphase.finetune.encoder import TaskModel, TuningOptions, per_text
 from biphase.finetune.families import family_of
 from biphase.finetune.trial import FineTuner
+from biphase.metadata import read_checkpoint_file, read_lines
 from biphase.models.backbone import from_scratch
 from biphase.models.encoder import EmbeddingHead, Encoder
 from biphase.models.hub import quietly
@@ -61,6 +68,7 @@ from biphase.specs import (
     Task,
 )
 from biphase.specs.tasks import AnswerSpan, LabelledText, Question
+from biphase.store import MANIFEST, Store
 from biphase.tasks.encode import Ragged, Tokenization
 from biphase.tasks.load import Examples
 from biphase.training import distributed, optimizer
@@ -463,3 +471,100 @@ def measure_encoding(case: ScoreCase, device: torch.device) -> Timing:
         per_text(model, texts, finetuner.options)
         clock.mark()
     return replace(clock.measured(1, tokens=len(texts.flat), path=path_of(finetuner)), ready_seconds=None)
+
+
+# ---------------------------------------------------------------- training jobs of a study
+# Two jobs of a small study, computed by a `biphase run` in a store of its own, on random text that was tokenized before.
+# The first takes half of the steps, its child the other half, in which the learning rate decays. All times come from what
+# the store holds afterwards: metrics.jsonl, `times` in checkpoint.json, and when manifest.json was written.
+
+
+STUDY = """
+from biphase import CLM, MLM, WSD, Chunks, Corpus, Pretrain, Pretrained, Rows, Stage, Study
+from biphase.presets import STARTS
+
+corpus = Corpus("random", "text.jsonl", Pretrained("./tokenizer"), heldout="heldout.jsonl")
+run = Pretrain(
+    "job", STARTS[{size!r}], corpus, Stage({objective}, {steps}), WSD(1e-4, warmup=0, decay={decay}),
+    batch_tokens={tokens}, packing={packing}, precision={precision!r},
+    heldout_every={every}, heldout_tokens={heldout},
+)
+study = Study("job", run)
+"""
+DOCUMENT = 700  # tokens
+# Steps of tokens. They are measured in the middle of a job too, because kernels are loaded when they are first used.
+HELDOUT_STEPS = 4
+
+
+def measure_job(case: JobCase) -> Timing:
+    """Compute the two jobs; return the seconds of a step and, in `details`, of what a worker does besides."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        _write_study(folder, case)
+        _biphase(folder, "tokenize", "text.jsonl", "--tokenizer", "tokenizer", "--heldout", "heldout.jsonl")
+        began = time.time()
+        _biphase(folder, "run", "study.py", "--micro-batch", case.rows, "--quiet")
+        return _job_timing(Store(folder / "store"), case, began)
+
+
+def _biphase(folder: Path, *words: object) -> None:
+    command = [sys.executable, "-m", "biphase", *map(str, words)]
+    # site made sys.path absolute; a relative PYTHONPATH would mean nothing in that folder.
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise TrainingError(
+            f"biphase {words[0]} failed in this case: {(done.stderr or '?').splitlines()[-1]}"
+        )
+
+
+def _write_study(folder: Path, case: JobCase) -> None:
+    """Write random text in which each number is a token, its tokenizer, and the study."""
+    step = case.rows * case.length
+    generator = np.random.default_rng(0)
+    for name, tokens in (
+        ("text.jsonl", min(case.steps, BATCHES) * step),
+        ("heldout.jsonl", HELDOUT_STEPS * step),
+    ):
+        documents = generator.integers(FIRST_TOKEN, case.vocab, (tokens // DOCUMENT + 1, DOCUMENT)).tolist()
+        lines = [json.dumps({"text": " ".join(map(str, document))}) for document in documents]
+        (folder / name).write_text("\n".join(lines))
+    (folder / "tokenizer").mkdir()
+    numbers_tokenizer(case.vocab).save(str(folder / "tokenizer" / "tokenizer.json"))
+    names = {"eos_token": str(END), "mask_token": str(MASK), "pad_token": str(PAD)}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(names))
+    packing = (
+        Chunks(case.length)
+        if case.packing == "chunks"
+        else Rows(case.length, document_mask=case.packing == "documents")
+    )
+    study = STUDY.format(
+        size=case.size, objective=objective_of(case), steps=case.steps, decay=case.steps // 2, tokens=step,
+        packing=packing, precision=case.precision, every=max(1, case.steps // 4), heldout=HELDOUT_STEPS * step,
+    )  # fmt: skip
+    (folder / "study.py").write_text(study)
+
+
+def _job_timing(store: Store, case: JobCase, began: float) -> Timing:
+    folders = [path.parent for path in store.checkpoints.glob(f"*/{MANIFEST}")]
+    (first, parent), (last, child) = sorted(
+        ((read_checkpoint_file(folder), folder) for folder in folders),
+        key=lambda job: job[0]["progress"]["step"],
+    )
+    published = (child / MANIFEST).stat().st_mtime
+    steps = [line for line in read_lines(child) if "loss" in line]
+    middle = steps[len(steps) // 3 : 2 * len(steps) // 3 + 1]
+    seconds = (middle[-1]["seconds"] - middle[0]["seconds"]) / (len(middle) - 1)
+    tokens = case.rows * case.length
+    about, after = first["times"], last["times"]
+    details = {
+        "tokens/s from the first step to the last checkpoint": (
+            case.steps * tokens / (published - about["first_step"])
+        ),
+        "s from the command to the first step": about["first_step"] - began,
+        "s from the last step of a job to its child's first": after["first_step"] - about["last_step"],
+        "s of that for held-out losses": about["measured"] - about["last_step"],
+        "s of that to save, after those": (parent / MANIFEST).stat().st_mtime - about["measured"],
+    }
+    path = first["progress"]["machine"].get("path", "")
+    return Timing(seconds, seconds, tokens, path=path, details=details)

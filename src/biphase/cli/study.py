@@ -326,7 +326,7 @@ def report(
     plan, store, _ = planned(study_file, store_folder, reads=True)
     folder = out or store.studies / plan.study.name / "report"
     if watch:
-        from biphase.report.watch import serve
+        from biphase.report.build import serve
 
         serve(lambda: planned(study_file, store_folder)[0], store, folder, port=port, say=tell)
         return

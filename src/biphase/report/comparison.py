@@ -140,13 +140,12 @@ def render(evidence: Evidence, differences: list[Difference]) -> list[str]:
     finetune = evidence.plan.study.finetune
     seeds = len(finetune.seeds) if finetune else 0
     metrics = listed(list(dict.fromkeys(one.metric for one in differences if one.metric)))
-    # Lines of at most 80 columns.
-    lines += [
-        "",
+    below = (
         f"Scores: {metrics}, in percent; 95% intervals over {counted(seeds, 'fine-tuning seed')}.",
         f'Verdicts are corrected for {counted(len(differences), "difference")}; "equal": within {fixed(effect)} of 0.',
         '"would find": the smallest difference that these seeds show in 4 of 5 studies.',
-    ]
+    )
+    lines += ["", *(line for text in below for line in wrap(text, 80))]
     return lines
 
 

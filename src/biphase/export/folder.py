@@ -181,9 +181,8 @@ def _push(folder: Path, repo: str, *, public: bool, branch: str) -> tuple[bool, 
     if visible and not public:
         raise SpecError(f"{repo} is public, and nothing was uploaded; type --public, or another --push")
     if branch != "main":
-        first = api.list_repo_commits(repo)[
-            -1
-        ].commit_id  # of the empty repository, so it never shows another model
+        # The first commit is that of the empty repository, so the branch never shows another model.
+        first = api.list_repo_commits(repo)[-1].commit_id
         api.create_branch(repo, branch=branch, revision=first, exist_ok=True)
     now = api.model_info(repo, revision=branch)
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]

@@ -75,7 +75,9 @@ class Fault:
     match: str
     status: int = 0  # answer this
     headers: dict[str, str] = field(default_factory=dict)
-    after: int | None = None  # send so many bytes of the answer's body, then drop the connection
+    after: int | None = (
+        None  # send so many bytes of the answer's body, if it has one, then drop the connection
+    )
     times: int = 10**9
     seconds: float = 0  # wait before the answer, and with `after` between pieces of it
     seen: int = 0
@@ -142,6 +144,8 @@ class Answer(BaseHTTPRequestHandler):
 
     def send(self, status: int, body: bytes = b"", **headers: str) -> None:
         fault = self.fault
+        if fault and fault.after is not None and not body:
+            raise Drop
         self.send_response(status)
         for name, value in {"Content-Length": str(len(body)), **headers}.items():
             self.send_header(name.replace("_", "-"), value)

@@ -61,8 +61,8 @@ MUTATIONS = [
     Mutation(
         "an upload leaves an older export's files",
         "export/folder.py",
-        "for pattern in WRITTEN)]",
-        "for pattern in WRITTEN[:2])]",
+        "for pattern in WRITTEN\n",
+        "for pattern in WRITTEN[:2]\n",
         "export/test_folder.py::test_an_export_is_one_commit_and_replaces_an_earlier_one",
         "the ONNX graph of another model stays beside the new weights",
         subtle=True,

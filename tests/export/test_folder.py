@@ -135,10 +135,11 @@ def test_an_export_is_one_commit_and_replaces_an_earlier_one(hub, push, trained,
     assert repository.private
     assert len(repository.commits) == 2, "the empty one and this"
     assert pushed(repository) == content(tmp_path / "one")
-    repository.commit({"onnx/model.onnx": b"of an older export", "diagram.png": b"mine"})
+    mine = {"diagram.png": b"mine", "mine/data.json": b"{}"}
+    repository.commit({"onnx/model.onnx": b"of an older export", **mine})
     code, _, err = push(trained.results["causal"], "two", "--push", "me/it")
     assert code == 0, err
-    assert pushed(repository) == {**content(tmp_path / "two"), "diagram.png": b"mine"}
+    assert pushed(repository) == {**content(tmp_path / "two"), **mine}
 
 
 def test_a_kept_step_is_pushed_to_a_branch_of_its_own(hub, push, client, trained, tmp_path):

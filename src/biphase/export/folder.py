@@ -187,7 +187,13 @@ def _push(folder: Path, repo: str, *, public: bool, branch: str) -> tuple[bool, 
     now = api.model_info(repo, revision=branch)
     names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
     left = [file.rfilename for file in now.siblings or () if file.rfilename not in names]
-    gone = [name for name in left if any(fnmatchcase(name, pattern) for pattern in WRITTEN)]
+    gone = [
+        name
+        for name in left
+        for pattern in WRITTEN
+        if fnmatchcase(name, pattern)
+        and name.count("/") == pattern.count("/")  # files beside them are not ours
+    ]
     changes = [CommitOperationAdd(name, folder / name) for name in names]
     commit = api.create_commit(
         repo, [*map(CommitOperationDelete, gone), *changes], commit_message="Exported by biphase",

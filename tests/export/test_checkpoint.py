@@ -72,6 +72,7 @@ def test_the_files_of_a_folder(folder):
     assert files == {
         "README.md", "config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json",
         "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json", "1_Pooling/config.json",
+        "vectors/vectors.json", "vectors/vectors.safetensors",
     }  # fmt: skip
     assert not list(folder.parent.glob(".*.part"))
     assert stat.S_IMODE((folder / "model.safetensors").stat().st_mode) == 0o644

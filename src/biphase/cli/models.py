@@ -1,4 +1,4 @@
-"""The verbs `adapt`, `evaluate`, `compare` and `export`."""
+"""The verbs `adapt`, `evaluate`, `compare`, `export` and `verify`."""
 
 from __future__ import annotations
 
@@ -318,3 +318,33 @@ def export(
     show(exported.describe())
     if push:
         show(upload(folder, push, public=public, say=tell, revision=revision))
+
+
+@app.command()
+def verify(
+    folder: Path = Argument(..., metavar="FOLDER", help="folder that `biphase export` wrote"),
+    tools: list[str] = Option(
+        [], "--with", metavar="TOOL",
+        help="transformers, sentence-transformers, onnx or mteb; repeatable; default: all that apply",
+    ),
+    as_json: AsJson = False,
+) -> None:  # fmt: skip
+    """Compute the test vectors of an exported folder again with other tools, and say what differs."""
+    from dataclasses import asdict
+
+    from biphase.errors import SpecError
+    from biphase.export import vectors
+
+    recorded = vectors.read(folder)
+    refused = {tool: vectors.why_not(tool, folder, recorded) for tool in tools or vectors.TOOLS}
+    for tool, why in refused.items():
+        if why and tools:
+            raise SpecError(f"--with {tool}: {why}")
+        tell(f"not checked with {tool}: {why}" if why else "")
+    results = [vectors.verify(folder, tool) for tool, why in refused.items() if not why]
+    give(
+        as_json,
+        lambda: [asdict(result) for result in results],
+        lambda: "\n".join(result.describe() for result in results),
+    )
+    sys.exit(1 if any(result.differs for result in results) else 0)

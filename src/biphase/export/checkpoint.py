@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 
 from biphase.data.shards import Shards
@@ -52,18 +55,27 @@ def export_checkpoint(
         tokenizer = tokenizer_for(run, shards, context)
         say("writing it, and reading it again")
         written = write_encoder(model, tokenizer, folder)
-        del model  # from here on the folder is checked, not the model in memory
         writing.write_tokenizer(tokenizer, folder)
-        writing.check_tokenizer(tokenizer, folder, fills=is_masked(written.architecture))
         last = _last_objective(checkpoint)
         prompts = writing.prompts_of(Retrieve())
         if isinstance(last, Contrastive):
             trained = _trained_prompts(last)
             prompts = trained[0] if len(trained) == 1 else Prompts("", "")
         writing.write_sentences(folder, width=width, context=context, prompts=prompts)
+        masked = is_masked(written.architecture)
+        head = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+        vectors = writing.vectors_of(
+            tokenizer,
+            model.encoder.trunk.config,
+            partial(readbacks, model, head),
+            prompts=prompts,
+            fills=masked,
+        )
+        del model  # from here on the folder is checked, not the model in memory
         if onnx:
             say("writing ONNX, and running it")
             writing.write_onnx(folder, tokenizer)
+        writing.verify_vectors(folder, vectors, onnx=onnx)
         _card(checkpoint, store, shards, written, prompts, last, onnx=onnx).write(folder)
     return Exported(target, written, onnx)
 
@@ -72,14 +84,12 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
     """Write a language model as an encoder: as EuroBERT if its architecture fits, otherwise in its own class."""
     own: Any = model.model
     encoder: Encoder = model.encoder
-    texts = writing.probe_texts(encoder.trunk.config, tokenizer)
-    # The logits of long texts would need too much memory.
-    short = tuple(text for text in texts if len(text) < writing.LONGEST) or texts[:1]
-    hidden = writing.Readback(AutoModel, writing.ours(encoder, texts))
-    logits = writing.ours(model.logits, short)
+    hidden, logits = readbacks(
+        model, AutoModelForMaskedLM, writing.probe_texts(encoder.trunk.config, tokenizer)
+    ).values()
 
     def form(whole: Any, auto: Any = AutoModelForMaskedLM, edits: Any = ({},)) -> WrittenForm:
-        return WrittenForm(whole, (hidden, writing.Readback(auto, logits, ("logits",))), edits)
+        return WrittenForm(whole, (hidden, replace(logits, auto=auto)), edits)
 
     def forms() -> Iterator[WrittenForm]:
         ids = tokenizer.native_ids
@@ -91,6 +101,15 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
             yield form(own, AutoModelForCausalLM, writing.edits_for(own.config, windows=encoder.windows))
 
     return writing.write_model(folder, forms(), tokenizer, title=type(own).__name__)
+
+
+def readbacks(model: LanguageModel, head: Any, texts: tuple[np.ndarray, ...]) -> dict[str, writing.Readback]:
+    """The hidden states of a language model, and its logits; those of long texts would need too much memory."""
+    short = tuple(text for text in texts if len(text) < writing.LONGEST) or texts[:1]
+    return {
+        "hidden_states": writing.Readback(AutoModel, writing.ours(model.encoder, texts)),
+        "logits": writing.Readback(head, writing.ours(model.logits, short), ("logits",)),
+    }
 
 
 def _last_objective(checkpoint: SavedCheckpoint) -> Objective | None:

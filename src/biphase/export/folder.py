@@ -112,7 +112,15 @@ def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
 
 
 # Files that only an export writes: those of an earlier one must not stay beside the new ones.
-WRITTEN = ("*.safetensors", "*.json", "onnx/*", "1_Pooling/*", "2_Normalize/*", ".eval_results/*")
+WRITTEN = (
+    "*.safetensors",
+    "*.json",
+    "onnx/*",
+    "1_Pooling/*",
+    "2_Normalize/*",
+    "vectors/*",
+    ".eval_results/*",
+)
 
 
 def check_push(repo: str, revision: str = "") -> None:

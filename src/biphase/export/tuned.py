@@ -11,9 +11,11 @@ import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 from transformers import (
@@ -275,7 +277,8 @@ def _training(retrained: Retrained, labels: tuple[str, ...]) -> Section:
 def _scores(retrained: Retrained, store: Store) -> Section:
     trial = retrained.recipe.trial
     scores = trial.about["scores"]
-    rows = [(name, *(f"{part[name] * 100:.2f}" for part in scores.values())) for name in scores["validation"]]
+    names = [name for name in scores["validation"] if all(name in part for part in scores.values())]
+    rows = [(name, *(f"{part[name] * 100:.2f}" for part in scores.values())) for name in names]
     note = (
         f"On {retrained.recipe.task.name}, as measured when it was first made; learning rates were chosen by validation "
         f"scores alone. Its weights were not kept: it was fine-tuned again for this folder, {retrained.comparison}."
@@ -316,14 +319,17 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
         say("writing it, and reading it again")
         written = _write(retrained, kind, folder)
         writing.write_tokenizer(tokenizer, folder)
-        writing.check_tokenizer(tokenizer, folder)
-        form = recipe.trained_on.form
+        form, prompts = recipe.trained_on.form, None
         if isinstance(form, Retrieve):
             width, prompts = retrained.model.encoder.width, writing.prompts_of(form)
             writing.write_sentences(folder, width=width, context=tokenizer.context, prompts=prompts)
         if onnx:
             say("writing ONNX, and running it")
             writing.write_onnx(folder, tokenizer, auto=kind.auto, output=kind.output)
+        config = retrained.model.encoder.trunk.config
+        readbacks = partial(_readbacks, retrained.model, kind)
+        vectors = writing.vectors_of(tokenizer, config, readbacks, prompts=prompts)
+        writing.verify_vectors(folder, vectors, onnx=onnx)
         model_card = tuned_card(retrained, store, written, kind, onnx=onnx)
         model_card.write(folder)
     return Exported(place, written, onnx, note=f"fine-tuned again: {retrained.comparison}")
@@ -332,14 +338,7 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
 def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
     model, tokenizer = retrained.model, retrained.recipe.tokenizer
     trunk: Any = model.encoder.trunk
-    texts = writing.probe_texts(trunk.config, tokenizer)
-    hidden = Readback(AutoModel, writing.ours(model.encoder, texts))
-    compared: tuple[Readback, ...] = (hidden,)
-    if kind.pipeline == Answer.pipeline:
-        # Some of these classes store the trunk under a name that AutoModel does not know.
-        compared = (Readback(kind.auto, writing.ours_tuned(model, texts), ("start_logits", "end_logits")),)
-    elif kind.labels:
-        compared = hidden, Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))
+    compared = tuple(_readbacks(model, kind, writing.probe_texts(trunk.config, tokenizer)).values())
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
     named |= {"problem_type": kind.problem} if kind.problem else {}
@@ -364,6 +363,19 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
     title = f"{type(trunk).__name__} for {kind.pipeline}"
     return writing.write_model(folder, forms(), tokenizer, title=title)
+
+
+def _readbacks(model: TaskModel, kind: Kind, texts: tuple[np.ndarray, ...]) -> dict[str, Readback]:
+    """The hidden states of a fine-tuned model and its logits, where it has them."""
+    if kind.pipeline == Answer.pipeline:
+        # Some of these classes store the trunk under a name that AutoModel does not know.
+        return {
+            "logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("start_logits", "end_logits"))
+        }
+    hidden = {"hidden_states": Readback(AutoModel, writing.ours(model.encoder, texts))}
+    if not kind.labels:
+        return hidden
+    return hidden | {"logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))}
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:

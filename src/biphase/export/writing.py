@@ -13,15 +13,17 @@ model as a decoder. It does check the `format` in the header of a weights file a
 
 **Tokenizer.** `write_tokenizer` writes it with the special tokens that biphase puts around a text (a begin token if the
 corpus had one, the end token) as its template, so `tokenizer(text)` gives the ids that the model was trained with.
-`check_tokenizer` verifies this. The one difference: in transformers a text may spell a special token, such as
-"<|mask|>" for fill-mask.
+The test vectors verify this. The one difference: in transformers a text may spell a special token, such as "<|mask|>"
+for fill-mask.
 
 **sentence-transformers.** `write_sentences` writes the files that make a folder a sentence-transformers model (mean
 pooling, normalization, prompts), with the names that every version of sentence-transformers reads. They are plain JSON,
 because an export must not need that package.
 
-**ONNX.** `write_onnx` writes the model as a graph with free batch size and length. The graph is run with onnxruntime
-and compared with torch before it is kept, on shapes other than the traced one.
+**ONNX.** `write_onnx` writes the model as a graph with free batch size and length.
+
+**Test vectors.** `vectors_of` records what the trained model computes for a few texts (vectors.py). They are written
+into the folder, and `verify_vectors` computes them again with transformers and onnxruntime before the folder is kept.
 """
 
 from __future__ import annotations
@@ -42,16 +44,18 @@ from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as BackendTokenizer
 from tokenizers import processors
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoModel
 
 from biphase.data.corpus import TOKENIZER_FILES
 from biphase.data.tokenizer import Tokenizer, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
+from biphase.export.vectors import EMBEDDINGS, Vectors, apart, check
 from biphase.finetune.encoder import TaskModel
 from biphase.models.encoder import TextHead, pack
 from biphase.models.hub import load_tokenizer, missing_weights, quietly, windows_of
 from biphase.specs import Hub, Retrieve
 from biphase.store import read_json, write_json
+from biphase.version import code_version
 
 # ---------------------------------------------------------------- tokenizer
 
@@ -59,6 +63,7 @@ from biphase.store import read_json, write_json
 NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 TEXTS = (
     "the cat sat on the mat",
+    "the red cat sat on the mat",  # with the first: does the first word notice what follows it?
     "Café déjà vu: 3,141.59 € (about 10%)!",
     "two  spaces,\ttabs\nand lines",
     "日本語 and עברית and 🙂",
@@ -94,9 +99,10 @@ class ExportedTokenizer:
         """As `token_ids`, for EuroBERT, whose configuration requires a mask token."""
         return self.token_ids | {"mask_token_id": self.named.get("mask_token", self.pad)}
 
-    def ids(self, text: str) -> list[int]:
-        """The ids of a text as biphase encodes it."""
-        return [*self.before, *self.model.encode(text, add_special_tokens=False).ids, *self.after]
+    def ids(self, text: str, *, mask: bool = False) -> list[int]:
+        """The ids of a text as biphase encodes it, cut at the longest text; with `mask`, a mask token follows it."""
+        inner = self.model.encode(text, add_special_tokens=False).ids + [self.named["mask_token"]] * mask
+        return [*self.before, *inner[: self.context - len(self.before) - len(self.after)], *self.after]
 
 
 def tokenizer_of(
@@ -179,33 +185,6 @@ def _template(tokenizer: ExportedTokenizer) -> Any:
     )
 
 
-def check_tokenizer(tokenizer: ExportedTokenizer, folder: Path, *, fills: bool = False) -> None:
-    """Raise if transformers encodes texts differently; with `fills`, also a text with a mask token."""
-    expected: dict[str, Any] = {text: tokenizer.ids(text) for text in TEXTS}
-    try:
-        with quietly():  # transformers warns about a context of a few tokens
-            loaded: Any = AutoTokenizer.from_pretrained(
-                folder, local_files_only=True, trust_remote_code=False
-            )
-            # A mask of ours takes the space before it: the model never saw that space alone.
-            if fills and tokenizer.mask_is_ours:
-                mask, ids = tokenizer.named["mask_token"], tokenizer.ids("the cat")
-                at = len(ids) - len(tokenizer.after)
-                expected[f"the cat {loaded.mask_token}"] = [*ids[:at], mask, *ids[at:]]
-            found = {text: loaded(text)["input_ids"] for text in expected}
-        found |= {name: getattr(loaded, f"{name}_id") for name in tokenizer.named}
-    except Exception as wrong:  # tokenizer classes raise many types
-        raise ModelError(
-            f"transformers cannot load the tokenizer that was written ({one_line(wrong)}); it cannot be exported"
-        ) from None
-    for what, right in (expected | tokenizer.named).items():
-        if found[what] != right:
-            raise ModelError(
-                f"transformers reads {what!r} as {found[what]}, and the model was trained with {right}; "
-                "its tokenizer cannot be exported"
-            )
-
-
 # ---------------------------------------------------------------- sentence-transformers
 
 
@@ -268,11 +247,16 @@ class Probes:
 
 def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, ...]:
     """Texts of several lengths made of random tokens."""
-    longest = min(tokenizer.context, max(LONGEST, max(windows_of(config).values(), default=0) + BEYOND))
+    longest = _longest(config, tokenizer, LONGEST)
     plain = np.array([number for number in range(tokenizer.vocab) if number not in tokenizer.special])
     generator = np.random.default_rng(0)
     lengths = sorted({min(length, longest) for length in (1, 3, 8, 21, 55)} | {longest})
     return tuple(generator.choice(plain, length).astype(np.int64) for length in lengths)
+
+
+def _longest(config: Any, tokenizer: ExportedTokenizer, least: int) -> int:
+    """The length of a text that is longer than any attention window, as far as the context allows."""
+    return min(tokenizer.context, max(least, max(windows_of(config).values(), default=0) + BEYOND))
 
 
 @torch.no_grad()
@@ -301,7 +285,7 @@ def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float
         numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float()
         for row, text in enumerate(texts):
             theirs = numbers[row] if numbers.ndim == 2 else numbers[row, : len(probes.texts[text])]
-            worst = max(worst, _apart(probes.numbers[text], theirs))
+            worst = max(worst, apart(probes.numbers[text].numpy(), theirs.detach().numpy()))
     return worst
 
 
@@ -317,14 +301,6 @@ def _inputs(probes: Probes, pad: int) -> Iterator[tuple[list[int], Tensor, Tenso
         text = torch.from_numpy(probes.texts[number])
         ids[row, : len(text)], mask[row, : len(text)] = text, 1
     yield batch, ids, mask
-
-
-def _apart(ours: Tensor, theirs: Tensor) -> float:
-    """The largest difference of a token's vector, relative to its norm; infinite if any value is not finite."""
-    if not bool(theirs.isfinite().all()):
-        return float("inf")
-    share = (ours - theirs).norm(dim=-1) / ours.norm(dim=-1).clamp_min(1e-12)
-    return float(share.max())
 
 
 CONFIG = "config.json"
@@ -499,9 +475,6 @@ def edits_for(config: Any, *, windows: bool) -> tuple[Edits, ...]:
 
 GRAPH = Path("onnx") / "model.onnx"
 ONNX_PACKAGES = ("onnx", "onnxscript", "onnxruntime")
-# Relative to the largest value. Thirty layers of a real model, summed in another order, differ by 1e-4; a wrong graph
-# differs by far more.
-ONNX_TOLERANCE = 1e-3
 LARGEST = 1_500_000_000  # bytes of weights in the graph's own file; larger weights go into a second file
 
 
@@ -527,18 +500,21 @@ class OneOutput(nn.Module):
 def write_onnx(
     folder: Path, tokenizer: ExportedTokenizer, *, auto: Any = AutoModel, output: str = "last_hidden_state"
 ) -> None:
-    """Write the graph of a folder's model into the folder; raise if its outputs differ from torch's."""
+    """Write the graph of a folder's model into the folder."""
     plain = OneOutput(load(folder, auto, attn_implementation="eager"), output).eval()
     path = folder / GRAPH
     path.parent.mkdir()
     size = sum(weight.nbytes for weight in plain.parameters())
     axes = {0: "batch", 1: "length"}
+    ids = torch.full((2, 7), tokenizer.pad)
+    mask = torch.ones_like(ids)
+    mask[-1, 4:] = 0
     try:
         logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it notes what other packages lack
         with torch.no_grad(), quietly(), warnings.catch_warnings(action="ignore"):
             program: Any = torch.onnx.export(
                 plain,
-                _batch(tokenizer, (2, 7)),
+                (ids, mask),
                 input_names=("input_ids", "attention_mask"),
                 output_names=(output,),
                 dynamic_shapes=(axes, axes),
@@ -550,37 +526,110 @@ def write_onnx(
         raise ModelError(
             f"{type(plain.model).__name__} cannot be written as ONNX ({one_line(wrong)[:200]}); leave out --onnx"
         ) from None
-    refuse_unlike(plain, path, tokenizer)
 
 
-@torch.no_grad()
-def refuse_unlike(plain: OneOutput, path: Path, tokenizer: ExportedTokenizer) -> None:
-    """Raise if the graph's outputs on real tokens differ from the model's, on several input shapes."""
-    import onnxruntime
+# ---------------------------------------------------------------- test vectors
 
-    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
-    for shape in ((1, 3), (3, min(tokenizer.context, 40))):
-        ids, mask = _batch(tokenizer, shape)
-        inputs = {"input_ids": ids.numpy(), "attention_mask": mask.numpy()}
-        outputs, right = session.run([plain.output], inputs)[0], plain(ids, mask).numpy()
-        real = mask.numpy().astype(bool) if right.ndim == 3 else np.ones(len(right), bool)
-        apart = float(np.abs(outputs - right)[real].max() / np.abs(right[real]).max())
-        if not apart <= ONNX_TOLERANCE:
+
+SPREAD = 8  # recorded positions of a text
+MOST_NUMBERS = 2**17  # fewer positions of wide models, at least two of each text: the files stay near 1 MB
+COLUMNS = 256  # recorded columns of a language-model head's logits
+FAR = 1_024  # tokens of the longest text, unless a window requires more or the context is shorter
+Readbacks = Callable[[tuple[np.ndarray, ...]], dict[str, Readback]]
+
+
+def vectors_of(
+    tokenizer: ExportedTokenizer,
+    config: Any,
+    readbacks: Readbacks,
+    *,
+    prompts: Prompts | None = None,
+    fills: bool = False,
+) -> Vectors:
+    """What the trained model computes for a few texts.
+
+    `readbacks` gives its outputs for token ids, the hidden states as "hidden_states". `prompts`: it is a
+    sentence-transformers model. `fills`: a text with a mask token is among them.
+    """
+    texts = _recorded_texts(tokenizer, _longest(config, tokenizer, FAR), fills=fills)
+
+    def read(prompt: str) -> tuple[np.ndarray, ...]:
+        return tuple(np.array(tokenizer.ids(prompt + text, mask=mask)) for text, mask in texts.values())
+
+    rows = read("")
+    same = min(len(rows[0]), len(rows[1]))
+    common = int(np.argmax(rows[0][:same] != rows[1][:same])) - 1  # argmax of no difference returns 0
+    if common < 0:
+        raise ModelError(f"{TEXTS[0]!r} and {TEXTS[1]!r} have the same tokens; the model cannot be exported")
+    found = readbacks(rows)
+    widths = {name: one.probes.numbers[0].shape[-1] for name, one in found.items()}
+    columns = {
+        name: width if name == "hidden_states" else min(width, COLUMNS) for name, width in widths.items()
+    }
+    count = min(SPREAD, max(2, MOST_NUMBERS // (sum(columns.values()) * len(rows))))
+    about = {
+        "biphase": code_version(),
+        "special": tokenizer.named,
+        "prompts": prompts and prompts._asdict(),
+        "common_position": common,
+        "texts": [
+            {
+                "text": text,
+                "ids": ids.tolist(),
+                "positions": sorted({*_spread(len(ids), count), *[common] * (text in TEXTS[:2])}),
+            }
+            for text, ids in zip(texts, rows, strict=True)
+        ],
+        "outputs": {
+            name: {
+                "class": one.auto.__name__,
+                "fields": one.outputs,
+                "texts": len(one.probes.numbers),
+                "columns": None if columns[name] == widths[name] else _spread(widths[name], columns[name]),
+            }
+            for name, one in found.items()
+        },
+    }
+    vectors = Vectors(about, {})
+    for name, one in found.items():
+        vectors.tensors[name] = vectors.select(name, [numbers.numpy() for numbers in one.probes.numbers])
+    for name, prompt in zip(EMBEDDINGS, ("", *prompts), strict=True) if prompts else ():
+        states = readbacks(read(prompt))["hidden_states"].probes.numbers
+        means = torch.stack([rows.mean(0) for rows in states])
+        vectors.tensors[name] = nn.functional.normalize(means, dim=1).numpy()
+    return vectors
+
+
+def _recorded_texts(
+    tokenizer: ExportedTokenizer, longest: int, *, fills: bool
+) -> dict[str, tuple[str, bool]]:
+    """The recorded texts, the longest last; of each what is encoded, and whether a mask token follows it."""
+    texts = {text: (text, False) for text in TEXTS}
+    if fills and tokenizer.mask_is_ours:  # it takes the space before it: the model never saw that space alone
+        texts[f"the cat {tokenizer.model.id_to_token(tokenizer.named['mask_token'])}"] = "the cat", True
+    far = TEXTS[0]
+    for number in range(longest):
+        if len(tokenizer.ids(far)) < longest:
+            far += f". {number} {TEXTS[0]}"
+    return texts | {far: (far, False)}
+
+
+def _spread(length: int, count: int) -> list[int]:
+    """`count` different numbers below `length`, or all, evenly apart, from the first to the last."""
+    return [*dict.fromkeys(np.linspace(0, length - 1, count).astype(int).tolist())]
+
+
+def verify_vectors(folder: Path, vectors: Vectors, *, onnx: bool) -> None:
+    """Write the test vectors, and raise if transformers or the ONNX graph computes something else."""
+    vectors.save(folder)
+    for tool in ("transformers", *["onnx"] * onnx):
+        with quietly():  # transformers warns about a context of a few tokens
+            result = check(folder, tool)
+        if result.differs:
             raise ModelError(
-                f"the ONNX graph of {type(plain.model).__name__} differs from torch by {apart:.0e} of its numbers' size; "
-                "leave out --onnx"
+                f"{tool} computes something else than the trained model, which cannot be exported: {result.differs}"
+                f"{'; leave out --onnx' if tool == 'onnx' else ''}"
             )
-
-
-def _batch(tokenizer: ExportedTokenizer, shape: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """Random token ids; the last text is padded in its second half."""
-    generator = torch.Generator().manual_seed(shape[1])
-    ids = torch.randint(0, tokenizer.vocab, shape, generator=generator)
-    mask = torch.ones_like(ids)
-    if shape[0] > 1:
-        mask[-1, (shape[1] + 1) // 2 :] = 0
-        ids[mask == 0] = tokenizer.pad
-    return ids, mask
 
 
 # ---------------------------------------------------------------- result

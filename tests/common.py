@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import shutil
+import subprocess
+import sysconfig
+import uuid
+import venv
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from biphase.store import Store
 
@@ -56,6 +64,39 @@ def store_with(shards: Path, folder: Path) -> Store:
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
     return store
+
+
+def python_with(*requirements: str) -> Path:
+    """A Python that imports these packages, and everything else from this environment; installed once, by pip."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase-tests"
+    name = "-".join(requirement.replace("==", "-") for requirement in requirements)
+    folder = cache / f"{name}-python-{sysconfig.get_python_version()}"
+    if not folder.is_dir():
+        draft = cache / uuid.uuid4().hex
+        venv.create(draft, with_pip=True)
+        command = [draft / "bin" / "python", "-m", "pip", "install", "--quiet", *requirements]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{name} cannot be installed: {done.stderr}"
+        draft.rename(folder)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    (packages / "tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+    return folder / "bin" / "python"
+
+
+BROWSER_ARGUMENTS = ["--no-sandbox", "--disable-background-networking"]
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+
+
+def browser_executable() -> str:
+    """The browser, or one line about its absence."""
+    named = os.environ.get("BIPHASE_BROWSER", "")
+    found = named or next((path for name in BROWSERS if (path := shutil.which(name))), "")
+    if not found:
+        why = "no browser: run tests/system-packages, or name one in BIPHASE_BROWSER"
+        if os.environ.get("CI") or os.environ.get("BIPHASE_CI"):
+            pytest.fail(why, pytrace=False)
+        pytest.skip(why, allow_module_level=True)
+    return found
 
 
 class Terminal(io.StringIO):

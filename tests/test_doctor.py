@@ -60,7 +60,7 @@ def test_a_store_below_a_file_and_a_check_that_raises_are_diagnoses(tmp_path, mo
 def test_old_and_missing_packages_come_with_the_command_that_installs_them():
     requirements = [
         "transformers<6,>=5.17", "torch>=2.11", "tiktoken (>=0.14)", "tensorboard>=2.21; extra == 'track'",
-        "ruff==0.17.4; extra == 'dev'",
+        "ruff==0.17.4; extra == 'dev'", "trackio>=0.43; extra == 'trackio'",
     ]  # fmt: skip
     found = by_name(compare(requirements, {"transformers": "4.57.1", "torch": "2.13.0+cpu"}.get))
     assert list(found) == ["transformers", "torch", "tiktoken", "tensorboard"]

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -12,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from biphase.errors import StoreError
-from biphase.store import MANIFEST, Store, publish, read_checked, read_json, verify, with_checksum, write_json
+from biphase.store import (
+    ABOUT,
+    MANIFEST,
+    Store,
+    publish,
+    read_checked,
+    read_json,
+    verify,
+    with_checksum,
+    write_json,
+)
 
 # The C functions through which Python touches the disk. The child dies before or after the nth of them.
 TOUCHES = {
@@ -277,3 +288,48 @@ def test_discard_killed_at_any_disk_access_leaves_a_complete_result_or_none(tmp_
     assert seen[-1] is False
     store.discard(folder)  # what is not there is no error
     assert list(store.attempts.iterdir()) == []
+
+
+# ---------------------------------------------------------------- versions of the format
+
+
+@pytest.fixture
+def first_store(tmp_path, monkeypatch) -> Path:
+    """A copy of the store that version 0.1.0 wrote, in the folder of its study file."""
+    shutil.copytree(Path(__file__).parent / "stores" / "v1", tmp_path / "v1")
+    monkeypatch.chdir(tmp_path / "v1")
+    return tmp_path / "v1" / "store"
+
+
+def test_what_the_first_version_wrote_is_read_and_continued(first_store, verb):
+    code, out, err = verb("status", "study.py", "--json")
+    assert code == 0, err
+    facts = json.loads(out)
+    assert [job["standing"] for job in facts["jobs"]] == ["done"], "keys are still those of 0.1.0"
+    assert (facts["finetunings"]["done"], facts["damaged"]) == (1, {})
+    before = {path: path.stat().st_mtime_ns for path in first_store.glob("*/*/manifest.json")}
+    more = """
+from biphase import MLM, WSD, Pretrain, Stage, Study
+from biphase.study.load import load
+
+clm = load("study.py").study.runs[0]
+more = Pretrain("more", start=clm, stages=Stage(MLM(0.4), 4), schedule=WSD(peak=3e-3, decay=0))
+study = Study("more", (clm, more))
+"""
+    Path("more.py").write_text(more)
+    code, out, err = verb("run", "more.py", "--quiet")
+    assert code == 0, err
+    after = {path: path.stat().st_mtime_ns for path in first_store.glob("*/*/manifest.json")}
+    assert before.items() <= after.items()
+    assert len(after) == len(before) + 1, "only the continuation was computed"
+
+
+@pytest.mark.parametrize("version", [0, 2, "x", None])
+def test_a_store_of_another_version_is_refused(version, first_store, verb):
+    write_json(first_store / ABOUT, {"version": version})
+    for typed in ("plan", "status", "run"):
+        code, out, err = verb(typed, "study.py")
+        assert (code, out, err.count("\n")) == (2, "", 1)
+        assert all(fact in err for fact in (f"version {version},", "version 1;", "--store"))
+    write_json(first_store / ABOUT, {"version": 1})
+    assert verb("status", "study.py")[0] == 0

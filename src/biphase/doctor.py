@@ -192,7 +192,7 @@ def compare(requirements: Iterable[str], installed: Callable[[str], str | None])
     diagnoses = []
     for text in requirements:
         requirement, marker = Requirement(text), text.partition(";")[2]
-        optional = "track" in marker
+        optional = bool(re.search(r"""extra == ["']track["']""", marker))
         if "extra" in marker and not optional:  # for testing and development
             continue
         name, bounds = requirement.name, requirement.specifier

@@ -39,6 +39,8 @@ from typing import Any
 from biphase.errors import StoreError
 from biphase.records import is_key
 
+VERSION = 1  # of the format; docs/exactness.md says when it is raised
+ABOUT = "store.json"  # says the version; a store without it has version 1
 MANIFEST = "manifest.json"
 CHECKSUM = "sha256"
 VISIBLE_SECONDS = 90.0  # NFS remembers for up to 60 s that a file was absent, unless it is mounted otherwise
@@ -62,13 +64,20 @@ class Store:
 
     @classmethod
     def open(cls, root: Path | str) -> Store:
-        """Open the store in a folder; raise StoreError if an earlier, incompatible version wrote it."""
+        """Open the store in a folder; raise StoreError if its format has another version than `VERSION`."""
         store = cls(root)
         older = [name for name in ("states", "leaves", "receipts") if (store.root / name).is_dir()]
         if older:
             raise StoreError(
                 f"{store.root} was written by an earlier version of biphase ({older[0]}/); type --store with another folder, "
                 "or go on with the version that wrote it"
+            )
+        about = read_json(store.root / ABOUT) if (store.root / ABOUT).exists() else {"version": 1}
+        version = about.get("version") if isinstance(about, dict) else None
+        if version != VERSION:
+            raise StoreError(
+                f"{store.root} is a store of version {str(version)[:20]}, and this biphase reads version {VERSION}; type --store "
+                "with another folder, or install the biphase that wrote it"
             )
         return store
 

@@ -6,12 +6,12 @@ import hashlib
 from functools import cache
 from pathlib import Path
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 
 @cache
 def code_version() -> str:
-    """Return 0.1.0, or 0.1.0+2a3f7c4 in a git checkout; uncommitted changes do not show."""
+    """Return 0.2.0, or 0.2.0+2a3f7c4 in a git checkout; uncommitted changes do not show."""
     commit = _commit(Path(__file__).resolve().parents[2] / ".git")
     return f"{__version__}+{commit[:7]}" if commit else __version__
 

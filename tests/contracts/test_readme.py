@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from biphase import __version__
+
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text()
 DOCS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -77,6 +79,23 @@ def test_links_exist_and_no_number_is_missing():
     for path in DOCS:
         text = path.read_text()
         assert "<<MEASURE" not in text, path
-        for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+        for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text):
             if not target.startswith(("http:", "https:")):
-                assert (path.parent / target).exists(), f"{path}: {target}"
+                file = path.parent / target if target else path
+                assert file.exists(), f"{path}: {target}"
+                assert not anchor or anchor in anchors(file), f"{path}: {target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as code hosts and docs/hooks.py make them."""
+    headings = re.findall(r"(?m)^#+ (.+)$", re.sub(r"(?ms)^```.*?^```", "", page.read_text()))
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_version_is_the_same_everywhere():
+    changes, citation = ((ROOT / name).read_text() for name in ("CHANGELOG.md", "CITATION.cff"))
+    assert re.search(r"## \[(.+?)\] - (.+)", changes).groups() == (
+        __version__,
+        re.search(r"date-released: (.+)", citation)[1],
+    )
+    assert f"version: {__version__}\n" in citation

@@ -137,11 +137,27 @@ def test_a_blend_reads_the_rows_of_each_corpus_in_its_own_order(text, corpus, ti
 
 def test_a_run_that_begins_on_one_corpus_reads_what_a_plain_run_reads(text, corpus, tiny_run):
     sums, shards, _ = text
-    stages = Stage(MLM(0.4), 6), Stage(MLM(0.4), 6, corpus=Blend({corpus: 1, sums: 1}))
-    blended = training_stream(tiny_run("later", *stages), shards)
-    plain = training_stream(tiny_run("plain"), {corpus: shards[corpus]})
-    samples = torch.arange(48)
-    assert torch.equal(blended.ids(samples), plain.ids(samples))
+    for first in (corpus, sums):
+        stages = Stage(MLM(0.4), 6), Stage(MLM(0.4), 6, corpus=Blend({corpus: 1, sums: 1}))
+        blended = training_stream(tiny_run("later", *stages, corpus=first), shards)
+        plain = training_stream(tiny_run("plain", corpus=first), {first: shards[first]})
+        samples = torch.arange(48)
+        assert torch.equal(blended.ids(samples), plain.ids(samples))
+        for masks in ("dynamic", "static"):  # their checkpoints at step 6 have one key
+            ids = [one.batch(MLM(0.4, masks=masks), samples[:8], step=0).ids for one in (blended, plain)]
+            assert torch.equal(*ids)
+
+
+def test_static_masks_are_the_same_in_every_epoch(text, corpus, tiny_run):
+    stream = training_stream(tiny_run("plain"), {corpus: text[1][corpus]})
+    first, second = (torch.arange(epoch * stream.rows, (epoch + 1) * stream.rows) for epoch in (0, 1))
+    order = [stream.index(samples).argsort() for samples in (first, second)]
+    for masks, same in (("static", True), ("dynamic", False)):
+        shown = [
+            stream.batch(MLM(0.4, masks=masks), samples[by], step=0).ids
+            for samples, by in zip((first, second), order, strict=True)
+        ]
+        assert torch.equal(*shown) == same
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])

@@ -115,6 +115,17 @@ def test_the_table_has_losses_before_and_after(adapt, llama, home):
     assert {job["standing"] for job in read["jobs"]} == {"done"}
 
 
+def test_with_pairs_the_losses_before_are_of_the_model_as_it_came(adapt, llama, home, tmp_path):
+    rows = [{"query": f"who sees {n}", "positive": f"the cat sees {n}"} for n in range(80)]
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    options = ("--pairs", tmp_path / "pairs.jsonl", "--pair-steps", 2, "--pair-batch", 4)
+    out, _ = adapt(llama, *options, steps=2)
+    key = re.search(r"The embedding model: biphase export ([0-9a-f]{8}) FOLDER", out)[1]
+    measured = heldout(home, run_of(home, key)[1])
+    assert table(out)["masked 40%"] == tuple(round(measured[step]["mlm40"], 3) for step in (0, 4))
+    assert table(out)["contrastive"] == tuple(round(measured[step]["contrastive"], 3) for step in (2, 4))
+
+
 def test_the_same_command_and_its_plan_compute_nothing_again(adapt, llama, home, verb, monkeypatch):
     first, _ = adapt(llama)
     stamps = {path: path.stat().st_mtime_ns for path in home.checkpoints.rglob("*")}

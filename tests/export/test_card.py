@@ -6,9 +6,11 @@ from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from biphase.errors import SpecError
 from biphase.export import card
-from biphase.export.card import Base, Card, escaped, grids_of
+from biphase.export.card import Base, Card, escaped, grids_of, recipe
+from biphase.export.folder import SavedCheckpoint
 from biphase.export.writing import Written
-from biphase.specs import Hub, Pretrain
+from biphase.presets import SIZES
+from biphase.specs import CLM, WSD, Blend, Corpus, Hub, Pretrain, Pretrained, Stage
 
 
 def read(folder):
@@ -46,6 +48,17 @@ def test_the_card_of_a_checkpoint(folder, trained):
     assert "| facts-too | ndcg@10 |" in text
     assert text.count("\n| masked 40% |") == 1
     assert str(trained.store.root) not in text
+
+
+def test_no_folder_of_this_machine_is_in_a_card():
+    first, second = (Corpus(name, f"home/me/{name}.csv", Pretrained("./t")) for name in ("web", "code"))
+    stages = Stage(CLM(), 4), Stage(CLM(), 4, corpus=Blend({first: 1, second: 3}))
+    run = Pretrain("run", SIZES["1m"], first, stages, WSD(1e-3, warmup=0, decay=0))
+    about = {"progress": {"machine": {}, "tokens": 8, "seconds": 1.0}, "epochs": 1.0}
+    told = recipe(SavedCheckpoint("key", run, 8, about)).rows
+    assert ("run, steps 5 to 8", "clm, corpus 75% code + 25% web") in told
+    assert "home" not in str(told)
+    assert card.without_folders(first.source) == "web.csv"
 
 
 @pytest.mark.parametrize(

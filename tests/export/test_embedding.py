@@ -75,6 +75,16 @@ def test_sentence_transformers_gives_the_embeddings_that_were_trained(trained, s
     assert "not an embedding model" not in card
 
 
+def test_pairs_are_read_before_anything_is_computed(tiny_run, store, study_file, verb, pairs, tmp_path):
+    absent = Pairs(pairs.source, query="asked")
+    for source, batch, fact in ((pairs, 65, "batch="), (absent, 16, "'asked'")):
+        run = tiny_run("pairs", Stage(CLM(), 6), Stage(Contrastive(source, batch=batch, length=24), 4))
+        code, _, told = verb("run", study_file(Study("pairs", (run,))), "--store", store.root)
+        assert code == 2
+        assert fact in told
+        assert not store.checkpoints.exists() or not [*store.checkpoints.iterdir()]
+
+
 def test_prompts_are_those_of_the_pairs(trained, store, pairs, verb, tmp_path):
     for number, sources in enumerate(([TASK], [TASK, pairs])):
         _, plan, _ = trained(*sources)

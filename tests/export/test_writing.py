@@ -1,11 +1,7 @@
 """What an exported folder holds: the class a model is written as, its tokenizer, ONNX, and what old versions refuse."""
 
 import json
-import os
 import subprocess
-import sysconfig
-import uuid
-import venv
 from dataclasses import replace
 from importlib.metadata import requires
 from pathlib import Path
@@ -13,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from common import python_with
 from families import tiny
 from families.build import Family, build
 from families.checks import check_plain_transformers, check_start
@@ -363,18 +360,7 @@ print(json.dumps(results))
 @pytest.fixture(scope="session")
 def old_python():
     """A Python that imports the old transformers, and everything else from this environment."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "biphase-tests"
-    folder = cache / f"transformers-{OLD}-python-{sysconfig.get_python_version()}"
-    if not folder.is_dir():
-        draft = cache / uuid.uuid4().hex
-        venv.create(draft, with_pip=True)
-        command = [draft / "bin" / "python", "-m", "pip", "install", "--quiet", f"transformers=={OLD}"]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"transformers {OLD} cannot be installed: {done.stderr}"
-        draft.rename(folder)
-    (packages,) = folder.glob("lib/python*/site-packages")
-    (packages / "tests.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-    return folder / "bin" / "python"
+    return python_with(f"transformers=={OLD}")
 
 
 @pytest.mark.campaign

@@ -4,12 +4,12 @@ Chromium is Debian's (tests/system-packages installs it), driven by playwright. 
 Without a browser these tests fail where a machine is to prove something (CI) and are left out elsewhere, with a line.
 """
 
-import os
 import shutil
 import threading
 from dataclasses import replace
 
 import pytest
+from common import BROWSER_ARGUMENTS, browser_executable
 from playwright.sync_api import expect, sync_playwright
 
 from biphase import CLM, MLM, WSD, Stage, Study
@@ -18,29 +18,13 @@ from biphase.report.page.render import render
 from biphase.store import Store
 from biphase.study.ledger import finetunings
 
-ARGUMENTS = ["--no-sandbox", "--disable-background-networking"]
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-
-
-def executable() -> str:
-    """The browser, or one line for the whole file."""
-    named = os.environ.get("BIPHASE_BROWSER", "")
-    found = named or next((path for name in BROWSERS if (path := shutil.which(name))), "")
-    if not found:
-        why = "no browser: run tests/system-packages, or name one in BIPHASE_BROWSER"
-        if os.environ.get("CI") or os.environ.get("BIPHASE_CI"):
-            pytest.fail(why, pytrace=False)
-        pytest.skip(why, allow_module_level=True)
-    return found
-
-
-BROWSER = executable()
+BROWSER = browser_executable()
 
 
 @pytest.fixture(scope="module")
 def browser():
     with sync_playwright() as tool:
-        opened = tool.chromium.launch(executable_path=BROWSER, args=ARGUMENTS)
+        opened = tool.chromium.launch(executable_path=BROWSER, args=BROWSER_ARGUMENTS)
         yield opened
         opened.close()
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from biphase import CLM, MLM, Stage, Study
+from biphase import CLM, CONFIGS, MLM, SIZES, Stage, Study
 from biphase.papers import load as paper_named
 from biphase.report.contrasts import On
 from biphase.report.selectors import Compare, Which, comparable_models
@@ -286,6 +286,13 @@ def test_models_that_differ_in_anything_but_what_is_named_are_not_compared(plan_
         assert compared(plan_of, (clm, other), grid) == []
     frozen = Compare(PAIR.models, ignoring=("freeze",))
     assert compared(plan_of, (clm, differing[-1]), grid, frozen) == [("1m", ("mlm", "clm"))]
+
+
+def test_a_new_model_of_any_architecture_is_not_taken_for_an_adapted_encoder(plan_of, run, grid):
+    detour = (Stage(CLM(), 18), Stage(MLM(0.4), 2))
+    for start in (SIZES["1m"], CONFIGS["modernbert-1m"]):
+        runs = run("mlm", Stage(MLM(0.4), 20), start=start), run("detour", *detour, start=start)
+        assert compared(plan_of, runs, grid, paper_named("detour").statements[0].models) == []
 
 
 def test_cases_are_told_apart_by_what_differs(plan_of, run, grid):

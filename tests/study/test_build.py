@@ -27,7 +27,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
 from biphase.metadata import TRIAL, VALUES
 from biphase.store import Store, read_json
-from biphase.study.build import AdaptOptions, adaptation, evaluation, finetuning
+from biphase.study.build import AdaptOptions, adaptation, comparison, evaluation, finetuning
 from biphase.study.ledger import finetunings
 from biphase.study.plan import identities, make_plan, save_plan
 
@@ -102,6 +102,15 @@ def test_models_are_compared_from_the_command_line(tiny_run, store, worker, verb
     assert one["difference"] == pytest.approx(one["scores"][1] - one["scores"][0])
     assert verb("evaluate", first[:8], *grid)[0] == 0
     assert set(store.trials.iterdir()) == trials
+
+
+def test_only_models_of_one_name_get_a_number(store, tmp_path):
+    folders = [tmp_path / name for name in ("m-20", "m", "other/m", "m-2")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+    study = comparison([str(folder) for folder in folders], GRID, store, 1.0)
+    assert [run.name for run in study.runs] == ["m-20", "m", "m-2", "m-2-2"]
 
 
 def test_one_model_alone_is_not_compared(store, verb):

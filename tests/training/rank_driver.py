@@ -4,7 +4,8 @@
 
 torchrun starts each process anew, which costs seconds of imports; here every rank is a fork that finds its
 place in the same environment variables. `--stop-after`: the wish to stop comes when it is asked for so often, which is
-once a step, instead of by the clock. `--count FILE`: leave there what each rank sent, in bytes.
+once a step, instead of by the clock. `--count FILE`: leave there what each rank sent, in bytes. `--own-seeds`: every
+rank draws other initial weights, as a CPU of another kind would.
 """
 
 import json
@@ -15,6 +16,7 @@ import sys
 import traceback
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 import biphase.cluster.launch
@@ -22,6 +24,8 @@ import biphase.study.describe
 import biphase.study.worker
 from biphase.cli import app
 from biphase.training import distributed
+
+distributed.BUCKET = 2**10  # elements: a tiny model has many buckets
 
 
 def stop_after(often):
@@ -35,10 +39,16 @@ def stop_after(often):
     biphase.cluster.launch.Stop = Stop
 
 
+def own_seeds(rank):
+    plain = torch.manual_seed
+    torch.manual_seed = lambda seed: plain(seed + rank)
+
+
 def count_bytes(sent):
     """Wrap torch's collectives. A ring sends (n − 1) / n of what is gathered or cut, and twice that of a sum.
 
-    Numbers that are no tensors of a model (labels, losses, norms) do not count.
+    Numbers that are no tensors of a model (labels, losses, norms) do not count. The last sum that begins in a backward
+    pass counts apart: nothing is left to compute beside it.
     """
     # What it is, the names that versions of torch have for it, the names of its first tensors: the last is what is sent.
     for kind, rounds, names, order in (
@@ -52,11 +62,19 @@ def count_bytes(sent):
 
 
 def _counting(sent, kind, plain, rounds, order):
+    latest = [0]
+
     def counting(*args, **kwargs):
         tensor = args[len(order) - 1] if len(args) >= len(order) else kwargs[order[-1]]
         members = dist.get_world_size(kwargs.get("group"))
         if tensor.is_floating_point() and tensor.numel() > 1:
             sent[kind] = sent.get(kind, 0) + rounds * (members - 1) * tensor.nbytes // members
+        if kind == "sum" and torch._C._current_graph_task_id() >= 0:
+            latest[0] = rounds * (members - 1) * tensor.nbytes // members
+        elif latest[0]:
+            sent[f"last {kind}"] = sent.get(f"last {kind}", 0) + latest[0]
+            sent[kind] -= latest[0]
+            latest[0] = 0
         return plain(*args, **kwargs)
 
     return counting
@@ -86,6 +104,9 @@ def together(count, arguments):
             }  # fmt: skip
             code = 1
             sent = {}
+            if "--own-seeds" in arguments:
+                arguments.remove("--own-seeds")
+                own_seeds(rank)
             if often := taken_out(arguments, "--stop-after"):
                 stop_after(int(often))
             if counted := taken_out(arguments, "--count"):

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from biphase import CATALOG, CLM, MLM, MNTP, WSD, Contrastive, LoRA, Pairs, Stage
+from biphase import CATALOG, CLM, MLM, MNTP, WSD, Config, Contrastive, LoRA, Pairs, Pretrain, Stage
 from biphase.attention import AttentionPattern
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
-from biphase.errors import DataError, StoreError, TrainingError
+from biphase.errors import DataError, SpecError, StoreError, TrainingError
 from biphase.keys import checkpoint_key
 from biphase.models.backbone import from_scratch
 from biphase.study.plan import identities
@@ -235,7 +235,20 @@ def test_a_resumed_run_on_pairs_equals_one_that_never_stopped(
     assert same_checkpoint(run, 12, store, other)
 
 
+def test_a_job_on_pairs_that_another_worker_has_published_is_left_as_it_is(tiny_run, train, store, pairs):
+    run = tiny_run("run", Stage(CLM(), 2), Stage(Contrastive(pairs, batch=8, length=16), 4))
+    train(run, 6, store)
+    assert train(run, 6, store).published
+
+
 # ---------------------------------------------------------------- keys and refusals
+
+
+def test_random_weights_are_not_trained_on_pairs_first(tiny_run, pairs):
+    new = Config("new", {"model_type": "modernbert", "hidden_size": 32})
+    for start in (tiny_run().start, new):
+        with pytest.raises(SpecError, match="begin with another stage"):
+            Pretrain("run", start, "builtin", Stage(Contrastive(pairs, length=16), 4), WSD(1e-3, 0, 0))
 
 
 def test_a_key_tells_what_the_pairs_are_and_not_where_they_are(tiny_run, store, pairs, tmp_path):

@@ -26,7 +26,8 @@ CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 STAGES = "Stage(Mix({CLM(): 2, drawn: 1}, weights={CLM(): 2}), 25), Stage(MLM(0.4), 25)"
 STUDY = """
 from biphase import (
-    BPE, CATALOG, CLM, MLM, MNTP, WSD, Chunks, Contrastive, Corpus, Mix, Pretrain, Size, Stage, Study, Uniform,
+    BPE, CATALOG, CLM, MLM, MNTP, WSD, Chunks, Contrastive, Corpus, Mix, Muon, Pretrain, Size, Stage, Study,
+    Uniform,
 )
 
 drawn = MNTP(Uniform(0.1, 0.9), weight="1/ratio")
@@ -40,6 +41,7 @@ study = Study("ranks", runs=(Pretrain(
 
 
 DRIVER = Path(__file__).with_name("rank_driver.py")
+EXCHANGE = Path(__file__).with_name("exchange_driver.py")
 
 
 def typed(*commands):
@@ -117,9 +119,13 @@ def test_a_run_resumes_with_another_number_of_processes(study, tmp_path):
     assert apart(one[0], mixed[0]) <= 1e-5
 
 
-def test_two_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
+def test_three_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
+    """Sums over three depend on the order and on what a bucket holds, here also where layers are frozen."""
+    text = study.read_text().replace("Stage(MLM(0.4), 25)", "Stage(MLM(0.4), 25, freeze='layers[0]')")
+    study.write_text(text.replace("heldout_every=25", "heldout_every=25, optimizer=Muon()"))
     calm, stopped = str(tmp_path / "calm"), str(tmp_path / "stopped")
-    typed([2, study, calm], [2, study, stopped, "--for", "0.3s"], [2, study, stopped])
+    stops = ([3, study, stopped, "--stop-after", often] for often in ("18", "14"))
+    typed([3, study, calm], *stops, [3, study, stopped])
     one, two = end(Path(calm)), end(Path(stopped))
     for calmly, in_parts in zip(one[:2], two[:2], strict=True):
         assert apart(calmly, in_parts) == 0
@@ -145,13 +151,41 @@ def test_pairs_over_processes_are_those_of_one_and_a_stop_changes_no_bit(study, 
     assert all(torch.equal(moments[name], same[1][name]) for name in moments)
 
 
+@pytest.fixture(scope="module")
+def exchanged():
+    """What two processes exchanged and when, by case: tests/training/exchange_driver.py."""
+    done = subprocess.run([sys.executable, EXCHANGE], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+def test_gradients_that_are_summed_during_the_backward_pass_are_those_of_whole_passes(exchanged):
+    assert all(rank["same"] for ranks in exchanged.values() for rank in ranks)
+
+
+def test_buckets_are_the_same_in_every_step_and_process_and_begin_before_the_backward_pass_ends(exchanged):
+    for case, ranks in exchanged.items():
+        sizes = [[size for size, _ in step] for rank in ranks for step in rank["steps"]]
+        assert sizes == [sizes[0]] * 4, case
+        assert sum(sizes[0][:-1]) == ranks[0]["bytes"], "all gradients, and then the loss"
+        # A gradient that this process has not holds back its bucket and those after it.
+        waits = [case == "head in one process" and rank == 1 for rank in (0, 1)]
+        for rank, wait in zip(ranks, waits, strict=True):
+            *early, lowest, loss = (before_end for _, before_end in rank["steps"][-1])
+            # With a frozen embedding the lowest block's gradients are the last ones.
+            sure = len(early) // 2 if case == "embeddings frozen" else len(early)
+            assert early[:sure] == [not wait] * sure, case
+            assert not lowest
+            assert not loss
+
+
 @pytest.mark.campaign
 def test_frozen_layers_and_merges_agree_in_several_processes_cut_or_not(study, tmp_path):
     text = study.read_text().replace(
         "Stage(MLM(0.4), 25))", "Stage(MLM(0.4), 25, freeze='layers[0]', layer_decay=0.5))"
     )
     merge = "Pretrain('mean', Merge(Kept(two, 10), two), stages=Stage(CLM(), 5), schedule=WSD(1e-3, 1, 1), heldout_tokens=512)"
-    text = text.replace("import BPE, CLM,", "import BPE, CLM, Kept, Merge,").replace(
+    text = text.replace("BPE, CATALOG,", "BPE, CATALOG, Kept, Merge,").replace(
         'study = Study("ranks", runs=(Pretrain(', "two = Pretrain("
     )
     study.write_text(text.replace("),))", f")\nmean = {merge}\nstudy = Study('ranks', runs=(two, mean))"))
@@ -243,7 +277,8 @@ def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, s
     shape = shape_of_size(Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64), vocab)
     load = Load(shape, "fp32", rows=4, micro_rows=2, length=32, labelled=1.0)
     planned = collectives(load, ShardingOption(shard, 1 if shard == "none" else 2), 2)
-    names = {"none": ["sum"], "full": ["gather", "cut"]}[shard]  # of gradients; of weights and gradients
+    # Of gradients, all but the last during the backward pass; of weights and gradients.
+    names = {"none": ["sum", "last sum"], "full": ["gather", "cut"]}[shard]
     assert {name for name in more if more[name] > few[name]} == set(names)
     for name, collective in zip(names, planned, strict=True):
         assert (more[name] - few[name]) / 5 == pytest.approx(collective.sent, rel=0.01)
@@ -280,6 +315,15 @@ def adapting(corpus, shards, tmp_path):
         return tmp_path / "study.py"
 
     return make
+
+
+@pytest.mark.parametrize("start", ["scratch", "adapter of a hub model"])
+def test_every_process_begins_with_the_weights_of_the_first(study, adapting, tmp_path, start):
+    study.write_text(study.read_text().replace(STAGES, "Stage(CLM(), 15),"))
+    path = study if start == "scratch" else adapting("llama", more="adapter=LoRA(4)")
+    one, own = tmp_path / "one", tmp_path / "own"
+    typed([2, path, one], [2, path, own, "--own-seeds"])
+    assert apart(end(one)[0], end(own)[0]) == 0
 
 
 @pytest.mark.campaign

@@ -43,19 +43,6 @@ def test_a_skipped_step_says_which_samples_and_breaks_no_json():
     assert "step 101 skipped" in made.out.getvalue()
 
 
-def test_tensorboard_gets_what_the_lines_have(tmp_path):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    made = meter(board=tmp_path)
-    step(made, 0, loss=2.5)
-    made.event(1, heldout={"clm": 3.0})
-    made.close()
-    events = EventAccumulator(str(tmp_path))
-    events.Reload()
-    assert events.Scalars("loss")[0].value == 2.5
-    assert events.Scalars("heldout/clm")[0].step == 101
-
-
 def test_the_live_file_has_every_line_at_once_and_those_before_a_resume(tmp_path):
     place = tmp_path / "live" / "key.jsonl"
     made = meter(live=place, lines=[{"step": 100, "loss": 2.0}])

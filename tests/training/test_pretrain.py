@@ -474,6 +474,12 @@ def test_a_run_that_goes_on_elsewhere_takes_a_micro_batch_that_fits_and_records_
     assert train(tiny_run(), 9, store, deterministic=True).micro_rows == 2
     _moved(store, 9, tmp_path)
     assert train(tiny_run(), 10, store).micro_rows == 1
+    _moved(store, 10, tmp_path)
+    monkeypatch.setitem(protocol.MICRO_TOKENS, "cpu", 128)
+    last = train(tiny_run(), 11, store)
+    assert last.micro_rows == 4, "one row would not keep a larger device busy"
+    told = [(part["first_step"], part["micro_rows"]) for part in last.progress.segments]
+    assert told == [(0, 8), (5, 2), (9, 1), (10, 4)]
 
 
 def test_metrics_have_each_line_once_however_often_the_run_was_stopped(tiny_run, train, store):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from typer import Argument, Option
 
 from biphase.cli.app import DEFAULT_STORE, AsJson, StoreFolder, app, give, show, store_at, tell, with_store
-from biphase.cli.study import ForTime, Quiet, compute
+from biphase.cli.study import NO_TRACK, ForTime, Quiet, Track, compute
 
 if TYPE_CHECKING:
     from biphase.report.comparison import Difference
@@ -75,6 +75,7 @@ def adapt(
     for_time: ForTime = "",
     processes: int = Option(1, min=1, help="processes that train together (torchrun)"),
     quiet: Quiet = False,
+    track: Track = NO_TRACK,
     as_json: AsJson = False,
 ) -> None:
     """Turn a decoder into an encoder by continued masked pretraining, and with --pairs into an embedding model."""
@@ -97,7 +98,7 @@ def adapt(
     study = adaptation(model, options, store, grid)
     at = "" if with_store(Path("x"), store_folder) == "x" else f" --store {shlex.quote(str(store_folder))}"
     _compute(
-        "adapt", study, store, pretrains=True, quiet=quiet, processes=processes, limit=limit, as_json=as_json,
+        "adapt", study, store, pretrains=True, quiet=quiet, track=track, processes=processes, limit=limit, as_json=as_json,
         more=lambda plan: before_after(plan, store, at),
         more_json=lambda plan: {"key": plan.results[study.runs[-1].name]},
     )  # fmt: skip
@@ -142,6 +143,7 @@ def evaluate(
     for_time: ForTime = "",
     processes: int = Option(1, min=1, help="processes that fine-tune in parallel"),
     quiet: Quiet = False,
+    track: Track = NO_TRACK,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune any encoder or decoder on tasks over learning rates and seeds, and score it with intervals."""
@@ -178,7 +180,7 @@ def evaluate(
         _describe_datasets(grid, as_json=as_json)
         return
     _compute(
-        "evaluate", evaluation(model, grid, store), store, pretrains=False, quiet=quiet, processes=processes,
+        "evaluate", evaluation(model, grid, store), store, pretrains=False, quiet=quiet, track=track, processes=processes,
         limit=limit, as_json=as_json, describe_tasks=True,
     )  # fmt: skip
 
@@ -205,6 +207,7 @@ def compare(
     for_time: ForTime = "",
     processes: int = Option(1, min=1, help="processes that fine-tune in parallel"),
     quiet: Quiet = False,
+    track: Track = NO_TRACK,
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune two or more models on the same tasks, and say on which the others differ from the first."""
@@ -226,14 +229,16 @@ def compare(
         return evidence, differences(evidence)
 
     _compute(
-        "compare", comparison(models, grid, store, effect), store, pretrains=False, quiet=quiet, processes=processes,
+        "compare", comparison(models, grid, store, effect), store, pretrains=False, quiet=quiet, track=track, processes=processes,
         limit=limit, as_json=as_json, describe_tasks=True,
         more=lambda plan: render(*compared(plan)),
         more_json=lambda plan: {"differences": [one.to_json() for one in compared(plan)[1]]},
     )  # fmt: skip
 
 
-def _compute(verb: str, study: Study, store: Store, *, pretrains: bool, quiet: bool, **work: Any) -> None:
+def _compute(
+    verb: str, study: Study, store: Store, *, pretrains: bool, quiet: bool, track: list[str], **work: Any
+) -> None:
     """Compute a study of models; `pretrains`: also its training jobs. `work`: further arguments of `compute`."""
     from biphase.study.plan import PLAN, identities, make_plan
     from biphase.training.options import RuntimeOptions
@@ -241,7 +246,7 @@ def _compute(verb: str, study: Study, store: Store, *, pretrains: bool, quiet: b
     known = identities(store)
     plan = make_plan(study, known)
     compute(
-        plan, store, known, RuntimeOptions(quiet=quiet), jobs=set(plan.jobs) if pretrains else set(),
+        plan, store, known, RuntimeOptions(quiet=quiet, track=tuple(track)), jobs=set(plan.jobs) if pretrains else set(),
         results=set(plan.results.values()), command=shlex.join([verb, *sys.argv[2:]]),
         study=with_store(store.studies / study.name / PLAN, store.root), **work,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The verbs of a study file and its store: `papers`, `plan`, `run`, `status`, `stop`, `report`, `split`, `ledger pack`, `ledger merge`."""
+"""The verbs of a study file and its store: `papers`, `new`, `plan`, `run`, `status`, `stop`, `report`, `split`, `ledger pack`, `ledger merge`."""
 
 from __future__ import annotations
 
@@ -41,6 +41,25 @@ ForTime = Annotated[str, Option("--for", metavar="TIME", help="stop after e.g. 9
 Quiet = Annotated[bool, Option("--quiet", help="show no progress within a job")]
 
 
+def _trackers(typed: list[str]) -> list[str]:
+    from biphase.tracking import trackers_named
+
+    return trackers_named(typed)
+
+
+Track = Annotated[
+    list[str],
+    Option(
+        "--track",
+        envvar="BIPHASE_TRACK",
+        callback=_trackers,
+        metavar="tensorboard|wandb|trackio|mlflow",
+        help="send metrics and scores to a tracker; may be repeated",
+    ),
+]
+NO_TRACK: list[str] = []
+
+
 @app.command()
 def papers(
     store_folder: StoreFolder = DEFAULT_STORE,
@@ -65,6 +84,40 @@ def papers(
                 line = str(refusal)
             show(f"  biphase plan {with_store(Path(source), store_folder)}: {line}")
     show('A study names the papers whose claims it tests: Study(…, papers="detour").')
+
+
+@app.command()
+def new(
+    question: str = Argument(..., help="two-stage, ratio, adapt, evaluate or continue"),
+    file: Path | None = Argument(None, metavar="[FILE]", help="file to write; default: QUESTION.py"),
+    store_folder: StoreFolder = DEFAULT_STORE,
+    hours: float = Option(0.0, min=0, help="hours of one device: chooses seeds, steps and batch"),
+    device: str = Option("", help="the device of these hours; default: this machine's"),
+    size: str = Option("", help="of new models, e.g. 30m or modernbert-base; default: 30m, on a CPU 1m"),
+    model: list[str] = Option([], help="adapt, evaluate, continue: folder or owner/name@commit"),
+    corpus: str = Option("", help="name, file or folder; default: fineweb-edu-10b, on a CPU builtin"),
+    text: str = Option("", help="column or field with the text"),
+    tokenizer: str = Option("", help="of new models; default: the corpus' own, of your files bpe:32000"),
+    tasks: str = Option("", help="as of `evaluate`; default: sst2,conll2003, on a CPU sources-mini"),
+) -> None:
+    """Write a study file for a question, to be read and changed before it is run."""
+    from biphase.errors import SpecError
+    from biphase.store import Store
+    from biphase.study.describe import brief
+    from biphase.study.new import Wishes, written
+
+    file = file or Path(f"{question}.py")
+    if file.suffix != ".py" or file.exists():
+        problem = "is there already" if file.exists() else "is no Python file"
+        raise SpecError(f"{file} {problem}; name another: biphase new {question} {file.stem}-2.py")
+    wishes = Wishes(question, file.stem, corpus, text, tokenizer, size, tuple(model), tasks, hours, device)
+    made, plan, priced = written(wishes, Store.open(store_folder))
+    with file.open("x", encoding="utf-8") as new_file:
+        new_file.write(made)
+    show(f"{file}: {brief(plan, priced)}")
+    for note in priced.notes:
+        tell(f"  {note}")
+    show(f"next: biphase plan {with_store(file, store_folder)}" + (f" --device {device}" if device else ""))
 
 
 @app.command()
@@ -142,6 +195,7 @@ def run(
         False, "--deterministic", help="bitwise reproducible pretraining on a GPU; slower"
     ),
     quiet: Quiet = False,
+    track: Track = NO_TRACK,
     verify: Verify = False,
     slurm: Path | None = Option(
         None, metavar="PROFILE", help="submit workers as Slurm jobs by this TOML file"
@@ -166,7 +220,7 @@ def run(
         typed = {
             "--only": only, "--for": for_time, "--loaders": loaders, "--micro-batch": micro_batch,
             "--checkpoint": checkpoint, "--compile": compiled, "--deterministic": deterministic,
-            "--shard": shard, "--recompute": recompute, "--quiet": quiet,
+            "--shard": shard, "--recompute": recompute, "--quiet": quiet, "--track": ",".join(track),
         }  # fmt: skip
         _submit(
             plan, store, slurm, {"processes": processes, "nodes": nodes}, with_store(study_file, store_folder), jobs=jobs, results=results,
@@ -176,6 +230,7 @@ def run(
     options = RuntimeOptions(
         loaders=loaders, micro_rows=micro_batch, checkpoint_steps=steps, checkpoint_seconds=seconds,
         compiled=compiled, deterministic=deterministic, sharding=sharding, recompute=recompute, quiet=quiet,
+        track=tuple(track),
     )  # fmt: skip
     compute(
         plan, store, identities, options, jobs=jobs, results=results, processes=processes, machines=machines,

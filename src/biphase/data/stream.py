@@ -294,11 +294,10 @@ class BlendedStream(Stream):
         return {"epochs": max(one["epochs"] for one in each.values()), "sources": each}
 
     def index(self, samples: Tensor) -> Tensor:
-        """Return the rows of all corpora, counted through."""
-        index, first = torch.empty_like(samples), 0
+        """Return the rows within the corpus of each: what else a run reads must not change its static masks."""
+        index = torch.empty_like(samples)
         for own, stream, inside in self._read(samples):
-            index[own] = first + stream.index(inside)
-            first += stream.rows
+            index[own] = stream.index(inside)
         return index
 
     def ids(self, samples: Tensor) -> Tensor:

@@ -27,6 +27,7 @@ from huggingface_hub import (
 )
 from huggingface_hub.utils import yaml_dump
 
+from biphase.data.corpus import SUFFIXES
 from biphase.data.shards import Shards
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.export.folder import SavedCheckpoint, SavedTrial
@@ -282,8 +283,7 @@ def without_folders(source: str) -> str:
     """A source without the folders of this machine."""
     if source.startswith(("hf://", "builtin:")):
         return source
-    files = (".json", ".jsonl", ".txt", ".parquet", ".zst")
-    local = source.startswith((".", "/", "~")) or source.endswith(files)
+    local = source.startswith((".", "/", "~")) or source.endswith((".json", *SUFFIXES))
     return PurePath(source).name if local else source
 
 
@@ -344,7 +344,11 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
             (
                 f"{run.name}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
                 ", ".join(
-                    [phase.objective.label, *(f"{name} {value}" for name, value in set_in(phase, SPAN))]
+                    [
+                        phase.objective.label,
+                        # Of a corpus its name alone: its record has folders of this machine.
+                        *(f"{name} {getattr(value, 'name', value)}" for name, value in set_in(phase, SPAN)),
+                    ]
                 ),
             )
             for phase in run.phases

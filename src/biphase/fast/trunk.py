@@ -178,13 +178,13 @@ class TrunkBlock:
         self.keys = len(attention.k_proj.weight) // self.width
 
     @property
-    def trained(self) -> bool:
-        weights = (weight for matrix in self.matrices for weight in matrix.weights)
-        return any(weight.requires_grad for weight in (*weights, *(norm.weight for norm in self.norms)))
-
-    @property
     def matrices(self) -> tuple[Joined, ...]:
         return self.qkv, self.out, self.gate_up, self.down
+
+    @property
+    def weights(self) -> list[nn.Parameter]:
+        """The weights of all matrices."""
+        return [weight for matrix in self.matrices for weight in matrix.weights]
 
 
 @dataclass(frozen=True)
@@ -200,7 +200,11 @@ class ForwardContext:
 
 
 class _BlockFunction(torch.autograd.Function):
-    """One block: r, y → r, y"""
+    """One block: r, y → r, y
+
+    The matrices' weights are inputs too, though their gradients are written directly: so autograd knows whether a block
+    is trained, and when the gradients of a weight are complete.
+    """
 
     @staticmethod
     def forward(
@@ -211,6 +215,7 @@ class _BlockFunction(torch.autograd.Function):
         second: Tensor,
         block: TrunkBlock,
         how: ForwardContext,
+        *weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         ops, eps = how.ops, block.norms[0].variance_epsilon
         r1, n1, s1 = ops.add_norm(r, y, first, eps)
@@ -253,7 +258,7 @@ class _BlockFunction(torch.autograd.Function):
         below = below.flatten(1)
         dr, made, d_first = ops.add_norm_backward(block.qkv.back(below), r1, first, s1, dr, again=again)
         block.qkv.learn(below, made if again else n1)
-        return dr, dr if ctx.added else None, d_first, d_second, None, None
+        return dr, dr if ctx.added else None, d_first, d_second, None, None, *(None for _ in block.weights)
 
 
 class _LastNorm(torch.autograd.Function):
@@ -351,11 +356,10 @@ class FusedTrunk:
             r = (self.embed or self._own_embedding)(ids.flatten()).to(self.dtype)
             y: Tensor | None = None
             for number, block in enumerate(self.blocks, 1):
-                if torch.is_grad_enabled() and not r.requires_grad:  # all below is frozen
-                    r.requires_grad_(block.trained)
                 if number == len(self.blocks):
                     how = replace(how, only=only)
-                r, y = _BlockFunction.apply(r, y, *(norm.weight for norm in block.norms), block, how)
+                norms = (norm.weight for norm in block.norms)
+                r, y = _BlockFunction.apply(r, y, *norms, block, how, *block.weights)
             assert y is not None
             last = self.trunk.norm
             hidden = _LastNorm.apply(r, y, last.weight, last.variance_epsilon, self.ops)

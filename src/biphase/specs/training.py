@@ -548,7 +548,8 @@ class Pretrain:
             )
 
     def _check_pairs(self, where: str) -> None:
-        if self.stages and isinstance(self.start, Size) and isinstance(self.stages[0].objective, Contrastive):
+        new = isinstance(self.start, (Size, Config))
+        if self.stages and new and isinstance(self.stages[0].objective, Contrastive):
             raise SpecError(
                 f"{where}: contrastive learning needs a model that can read; begin with another stage: "
                 "stages=(Stage(MLM(0.4), 1_000), Stage(Contrastive(…), 500))"

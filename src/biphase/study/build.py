@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,10 @@ def comparison(models: Sequence[str], finetune: Finetune, store: Store, effect: 
         raise SpecError(f"{what}; name two models or more: biphase compare MODEL OTHER --tasks sst2")
     runs: list[Pretrain] = []
     for model in models:
-        run = run_named(model, store)
-        alike = sum(re.fullmatch(rf"{re.escape(run.name)}(-\d+)?", other.name) is not None for other in runs)
-        runs.append(replace(run, name=f"{run.name}-{alike + 1}") if alike else run)
+        run, taken = run_named(model, store), {other.name for other in runs}
+        numbered = (f"{run.name}-{number}" for number in count(2))
+        name = next(name for name in chain([run.name], numbered) if name not in taken)
+        runs.append(replace(run, name=name) if name != run.name else run)
     digest = content_key({"models": list(models), "finetune": encode(finetune), "effect": effect})[:8]
     return Study(f"compare-{runs[0].name}-{digest}", runs=tuple(runs), finetune=finetune, effect=effect)
 
@@ -385,7 +387,7 @@ def _usual_length(hub: Hub) -> int:
 
 
 def before_after(plan: Plan, store: Store, at: str) -> list[str]:
-    """Return lines with the held-out losses before and after the run, and the next commands to type.
+    """Return lines with the held-out losses before and after the adaptation, and the next commands to type.
 
     `at` is appended to these commands, such as the option that names the store; empty if it is the default.
     """
@@ -394,11 +396,15 @@ def before_after(plan: Plan, store: Store, at: str) -> list[str]:
     if not store.knows(store.checkpoints / end):
         return []
     measured = ledger.measured(plan, store, run.name)
-    first = run.origin_step
+    # With fine-tunings the first run is the model as it came; a run on pairs follows that on text.
+    first = plan.study.runs[bool(plan.study.finetune)].origin_step
     lines = []
     if first in measured and len(measured) > 1:
-        before, after = measured[first], measured[max(measured)]
-        rows = {objective_title(loss): (before[loss], after[loss]) for loss in after if loss in before}
+        since = [measured[step] for step in sorted(measured) if step >= first]
+        rows = {
+            objective_title(loss): (next(one[loss] for one in since if loss in one), now)
+            for loss, now in since[-1].items()
+        }
         title = f"{TITLE} (up to {run.heldout_tokens:,} tokens)"
         wide = max(map(len, (title, *rows)))
         lines += ["", f"  {title:<{wide}}  {'before':>8}  {'after':>8}"]

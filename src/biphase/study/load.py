@@ -28,6 +28,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from biphase.data.corpus import ASSETS
 from biphase.errors import SpecError, StoreError, nearest, one_line
 from biphase.metadata import read_checkpoint_file
 from biphase.presets import CORPORA, LLAMA3
@@ -49,6 +50,7 @@ ANSWER_SECONDS = 10.0
 # reported in one line with the file and its line number.
 
 
+QUICKSTART = "quickstart"  # a link in the repository, a copy in what is built from it
 BUNDLED = Path(__file__).parents[1] / "papers"
 OF_A_PAPER = re.compile(r"papers/([^/]+?)(?:/([^/]+))?/?")
 VARIANTS = {"": "study", "small": "small", "gpu": "gpu"}  # what follows the paper's name → the variable
@@ -63,11 +65,14 @@ class LoadedStudy:
 def load(path: Path | str) -> LoadedStudy:
     """Load the study at `path`: a Python file, which is run, or a plan.json, which is read.
 
-    papers/NAME is the study of a paper that comes with biphase, papers/NAME/small and papers/NAME/gpu its variants.
+    papers/NAME is the study of a paper that comes with biphase, papers/NAME/small and papers/NAME/gpu its variants;
+    quickstart is studies/quickstart.py, also where only the package is installed.
     """
     path, variable = Path(path), "study"
     if not path.is_file() and (named := OF_A_PAPER.fullmatch(path.as_posix())):
         path, variable = _of_paper(named[1], named[2] or "")
+    if str(path) == QUICKSTART and not path.exists():
+        path = ASSETS / f"{QUICKSTART}.py"
     if not path.is_file():
         near = [str(file) for folder in (path.parent, Path("studies")) for file in folder.glob("*.py")]
         hint = f"; {nearest(str(path), near)}" if near else "; write one: docs/studies.md"

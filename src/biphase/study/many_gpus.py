@@ -6,10 +6,11 @@
              forward and backward for every micro-batch, gradients are reduced and scattered once a step
 
 `needs` compares every kind of job of a plan with the memory of one GPU. Nothing here is measured except the speed of
-one GPU. A GPU computes its share of a step's rows. The all-reduce of gradients starts after the backward pass, so the
-two times are added; gathering of shards overlaps with computing other blocks, so the longer one counts. Sharding and
-recomputation use torch's compiler instead of biphase's own kernels, which costs a factor `COMPILED`. Not counted:
-latencies, stragglers, data loading and checkpoints.
+one GPU. A GPU computes its share of a step's rows. Unsharded gradients are summed during the backward pass of the last
+micro-batch, except the embedding's, which is complete only at its end: a step is longer by the embedding's sum, and by
+what the other sums exceed the blocks' backward pass. Gathering of shards overlaps with computing other blocks, so the
+longer one counts. Sharding and recomputation use torch's compiler instead of biphase's own kernels, which costs a
+factor `COMPILED`. Not counted: latencies, stragglers, data loading and checkpoints.
 """
 
 from __future__ import annotations
@@ -190,8 +191,9 @@ def collectives(load: Load, sharding: ShardingOption, gpus: int) -> Iterator[Col
     shape, parameters, whole = load.shape, load.shape.parameters, sharding.together
     if gpus == 1:
         return
-    if whole == 1:
-        yield Collective(_ring_bytes(4 * parameters, gpus, 2), gpus, 1)
+    if whole == 1:  # those begun during the backward pass, and at its end
+        yield Collective(_ring_bytes(4 * (parameters - shape.embedding), gpus, 2), gpus, 1)
+        yield Collective(_ring_bytes(4 * shape.embedding, gpus, 2), gpus, 1)
         return
     head = shape.embedding + shape.hidden  # with the last norm: gathered once per micro-batch
     fetched = load.width * (2 * (parameters - head) + head) * load.passes
@@ -199,6 +201,16 @@ def collectives(load: Load, sharding: ShardingOption, gpus: int) -> Iterator[Col
     yield Collective(_ring_bytes(4 * parameters, whole), whole, 1)
     if gpus > whole:
         yield Collective(_ring_bytes(4 * parameters / whole, gpus // whole, 2), gpus // whole, whole)
+
+
+def _blocks_backward(load: Load) -> float:
+    """Return the share of a step's computing that is the blocks' backward pass of the last micro-batch.
+
+    Two thirds of the blocks' work, by their matrices alone. The loss computes the head's gradients in its forward pass.
+    """
+    shape = load.shape
+    blocks = shape.matrices / (shape.matrices + load.labelled * shape.embedding)
+    return 2 / 3 * blocks / load.passes
 
 
 def _ring_bytes(size: float, members: int, rounds: int = 1) -> float:
@@ -387,12 +399,15 @@ class ManyGpus:
         """Return the seconds of one step on all GPUs."""
         slower = (COMPILED if load.compiled(sharding) else 1) * (RECOMPUTED if sharding.recompute else 1)
         computing = self._computing(job, load, load.rows) * slower
-        sending = sum(self.joined.seconds(*each) for each in collectives(load, sharding, self.gpus))
+        sending = [self.joined.seconds(*each) for each in collectives(load, sharding, self.gpus)]
+        if self.gpus == 1:
+            return computing
         if sharding.together == 1:
-            return computing + sending
+            during, after = sending
+            return computing + max(0, during - _blocks_backward(load) * computing) + after
         # The first gather and the last reduction overlap with nothing.
         head = _ring_bytes((load.width + 4) * load.shape.embedding, sharding.together)
-        return max(computing, sending) + self.joined.seconds(head, sharding.together, 1)
+        return max(computing, sum(sending)) + self.joined.seconds(head, sharding.together, 1)
 
     def _outlook(
         self, job: TrainingJob, shape: ModelShape, sharding: ShardingOption, jobs: list[TrainingJob]

@@ -274,7 +274,7 @@ class _Pricing:
             return None
         self.used[run.precision] = None
         if not isinstance(run.root.start, Size):
-            self._note("models from elsewhere are priced as if they were of the shape that was measured")
+            self._note("models of other shapes are priced as if they were of the one that was measured")
         if run.adapter or run.freeze != "nothing" or run.phase_at(job.first).freeze:
             self._note("LoRA and frozen weights are priced as if all weights were trained: an upper bound")
         share, causal = run.labelled_share(job.first, job.step), run.causal_share(job.first, job.step)

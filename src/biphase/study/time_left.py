@@ -162,8 +162,9 @@ class TimeLeft:
             return False
         kind = self._size(tuning.model), tuning.task.name
         here = all(self.store.has(self.store.trials / trial.key) for trial in tuning.trials)
-        self.training.add(kind, sum(each["train"] for each in took), tuning.share, here=here)
-        self.scoring.add((*kind, tuning.share < 1), sum(each["score"] for each in took), 1, here=here)
+        train, score = (sum(each.get(part, 0.0) for each in took) for part in ("train", "score"))
+        self.training.add(kind, train, tuning.share, here=here)
+        self.scoring.add((*kind, tuning.share < 1), score, 1, here=here)
         self.known.add(tuning.key)
         return True
 

@@ -41,7 +41,7 @@ from biphase.leases import Lease, Leases, end_with_parent
 from biphase.presets import sources_of
 from biphase.progress import Live, columns
 from biphase.records import content_key
-from biphase.specs import Corpus, Pretrain, Task
+from biphase.specs import Contrastive, Corpus, Pretrain, Task
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.study import ledger
 from biphase.study.costs import flops_of
@@ -58,10 +58,13 @@ from biphase.study.ledger import (
 )
 from biphase.study.plan import PLAN, Plan, TrainingJob, needed_jobs, save_plan
 from biphase.study.time_left import TimeLeft
+from biphase.study.tracked import finish_job, job_run, track_tuned
 from biphase.tasks.baselines import METHOD
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, fit, si
+from biphase.tracking import FINISH_SECONDS, Tracking
 from biphase.training import checkpoint, distributed
+from biphase.training.contrastive import read_pairs
 from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
 from biphase.training.options import RuntimeOptions, Sharding
@@ -82,6 +85,7 @@ class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
     stopped: bool = False
     unsaved: float = 0.0  # seconds of fine-tuning, summed over processes, that a stop lost
+    tracked: bool = True  # whether the trackers have taken everything
 
 
 class Worker:
@@ -107,6 +111,9 @@ class Worker:
         self.leases = Leases(store.leases)
         self.live = Live(enabled=ranks.first and not options.quiet)
         self.shards = ShardMaker(store, identities, self.leases, ranks, options.stop, self.say, self.live)
+        self.tracking = Tracking(
+            options.track, plan.study.name, store.studies / plan.study.name / "tensorboard"
+        )
         self.outcome = Outcome()
         self.warned: set[str] = set()
         self.closed: set[str] = set()  # fine-tunings known to be done
@@ -121,10 +128,15 @@ class Worker:
         """Run jobs until none is left for this worker, or a stop is requested."""
         if self.ranks.first:
             self._discard_checkpoints()
+        wait = FINISH_SECONDS
         try:
             return self._work()
+        except KeyboardInterrupt:  # a second ^C
+            wait = 1.0
+            raise
         finally:
             self.live("")
+            self.outcome.tracked = self.tracking.close(wait)
 
     def _work(self) -> Outcome:
         idle = 0
@@ -293,6 +305,7 @@ class Worker:
                 self.ranks,
                 self.options,
                 shards=self.shards.alone,
+                tracking=self.tracking,
                 live=self.live,
                 say=self.say,
             )
@@ -346,11 +359,11 @@ class Worker:
         title = (
             f"{number}/{self.plan.job_count}  {job.objective.label}{decays} {job.span[0]:,} → {job.span[1]:,}"
         )
-        board = self.store.studies / self.plan.study.name / "tensorboard" / _board_name(job)
+        tracked = job_run(job, self.tracking) if self.ranks.first and not job.merge else None
         options = replace(
             self.options,
             lost=lambda: lease is not None and lease.lost,
-            board=board if self.ranks.first else None,
+            tracked=tracked,
             live=ledger.live_file(self.plan, self.store, job.key),
             study_left=self.time_left,
         )
@@ -388,6 +401,8 @@ class Worker:
             trained = pretraining.progress.seconds
             self.live("")  # the pretraining shows its own progress
             finished = pretraining.train()
+            if tracked and finished:
+                finish_job(tracked, job, pretraining.progress)
         except Stopped:
             return
         except (DataError, SpecError):
@@ -446,14 +461,6 @@ class Worker:
         if warning and warning not in self.warned:
             self.warned.add(warning)
             self.say(f"  note: {warning}")
-
-
-def _board_name(job: TrainingJob) -> str:
-    """Return a training job's name in TensorBoard: result or run, objective, steps, and the beginning of its key."""
-    name = (job.results or (job.run.name,))[0]
-    first, until = job.span
-    objective = job.objective.label.replace("/", "-")  # the name of one folder
-    return f"{name}, {objective} {first}-{until}, {job.key[:6]}"
 
 
 def _validation(scored: PartScores) -> str:
@@ -571,6 +578,7 @@ class PlanTuner(Tuner):
         options: RuntimeOptions,
         *,
         shards: Callable[[Pretrain], Shards],
+        tracking: Tracking,
         live: Callable[[str], None],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
@@ -581,6 +589,7 @@ class PlanTuner(Tuner):
         )  # fmt: skip
         self.plan, self.store, self.options, self.shards, self.say = plan, store, options, shards, say
         self.leases = Leases(store.leases)
+        self.tracking = tracking
 
     def compute(self, training: FineTuning, lost: Callable[[], bool]) -> PartScores:
         """Fine-tune, score and publish; return the task's own validation scores, if they were missing."""
@@ -610,6 +619,8 @@ class PlanTuner(Tuner):
             lost=lost,
             title=title,
         )
+        if self.tracking.finetunings:
+            track_tuned(training, tuned, self.plan, self.tracking)
         own = tuned.scores.get(training.task.name)
         return own.parts["validation"] if own else PartScores({}, {})
 
@@ -722,7 +733,8 @@ def run_plan(
     ranks.wait()  # torchrun kills the other ranks soon after one has exited with a failure
     code = 1 if outcome.failed else 0
     launch.note("ended", str(code))
-    distributed.leave(_exit_code(code, stop.warned, plan, store, heartbeat, results))
+    code = _exit_code(code, stop.warned, plan, store, heartbeat, results)
+    distributed.leave(code, at_once=not outcome.tracked)
 
 
 def _alike(plan: Plan, options: RuntimeOptions, processes: int, chosen: set[str]) -> dict[str, str]:
@@ -749,11 +761,15 @@ def _exit_code(
 
 
 def check_tasks(plan: Plan, store: Store, *, download: bool = False) -> list[Description]:
-    """Validate the data of the tasks that are still to be scored, and return their descriptions.
+    """Validate the tasks that are still to be scored and the pairs still to be trained on; describe the tasks.
 
-    A bad row would otherwise be found when the first fine-tuning begins, perhaps after days of pretraining. Tasks with
-    local files are read whole; tasks on the hub must at least be pinned.
+    A bad row would otherwise be found when its fine-tuning or stage begins, perhaps after days of pretraining. Local
+    files are read whole; those on the hub must at least be pinned.
     """
+    done = ledger.done_keys(plan, store)
+    for objective, job in {job.objective: job for key, job in plan.jobs.items() if key not in done}.items():
+        if isinstance(objective, Contrastive) and not any(map(on_hub, objective.pairs)):
+            read_pairs(objective, job.run.name)
     tasks: dict[str, Task] = {}
     for grid in tuning_grids(plan, screened_in(store)):
         missing = [

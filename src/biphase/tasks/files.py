@@ -172,7 +172,7 @@ def files_of(task: Task | Pairs) -> dict[str, tuple[Path, ...]]:
     }
 
 
-def on_hub(task: Task) -> list[HubPlace]:
+def on_hub(task: Task | Pairs) -> list[HubPlace]:
     """Return the places of a task that are on the hub, cached or not."""
     return [place for place in _places(task).values() if isinstance(place, HubPlace)]
 

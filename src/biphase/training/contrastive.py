@@ -110,7 +110,7 @@ class PairStream:
         cls, objective: Contrastive, run: Pretrain, shards: Shards, *, budget: int, varlen: bool
     ) -> PairStream:
         """Read and encode the pairs. A text gets the tokens that documents of the corpus have before and after them."""
-        pairs = [pair for source in objective.pairs for pair in load_pairs(source)]
+        pairs, out = read_pairs(objective, run.name)
         saved = load_saved(shards.tokenizer)
         before = (saved.special.bos,) if sources_of(run)[0].bos and saved.special.bos is not None else ()
         saved.model.encode_special_tokens = True
@@ -121,8 +121,7 @@ class PairStream:
         sides = [pair.query for pair in pairs], [pair.document for pair in pairs]
         numbers: dict[str, int] = {}
         same = [[numbers.setdefault(text, len(numbers)) for text in side] for side in sides]
-        out = np.array([_held_out(pair, objective.heldout) for pair in pairs])
-        stream = cls(
+        return cls(
             objective,
             run.seed,
             (encode_texts(tokenization, sides[0]), encode_texts(tokenization, sides[1])),
@@ -133,12 +132,6 @@ class PairStream:
             budget,
             varlen,
         )
-        if len(stream.trained) < objective.batch:
-            raise DataError(
-                f"{run.name}: {objective.label} need more than the {len(stream.trained):,} pairs to train on; say "
-                f"Contrastive(…, batch={max(2, len(stream.trained) // 2)}), or add pairs"
-            )
-        return stream
 
     @property
     def tokens_per_step(self) -> float:
@@ -194,6 +187,18 @@ class PairStream:
             totals[1] += float((logits.argmax(1) == own).sum())
         loss, right = map(ranks.sum_float, totals)
         return {"loss": loss / (pools * size), "accuracy": right / (pools * size)} if pools else {}
+
+
+def read_pairs(objective: Contrastive, run: str) -> tuple[list[Pair], np.ndarray]:
+    """Return an objective's pairs, and which of them are held out; `run`: its name. Too few are refused."""
+    pairs = [pair for source in objective.pairs for pair in load_pairs(source)]
+    out = np.array([_held_out(pair, objective.heldout) for pair in pairs])
+    if (count := int((~out).sum())) < objective.batch:
+        raise DataError(
+            f"{run}: {objective.label} need more than the {count:,} pairs to train on; say "
+            f"Contrastive(…, batch={max(2, count // 2)}), or add pairs"
+        )
+    return pairs, out
 
 
 def _held_out(pair: Pair, share: float) -> bool:

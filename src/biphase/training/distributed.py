@@ -3,10 +3,11 @@
 `Ranks` is this process among its peers. `place` brings a model to its device, whole (`Replicated` gradients) or sharded
 over the processes (`Sharded`), and builds its optimizer.
 
-Replicated gradients are summed once per step, after the last micro-batch, in fixed buckets in a fixed order. torch's
-DDP regroups its buckets after the first backward pass, so a resumed run would add in another order than an
-uninterrupted one, and with three or more processes that changes bits. The loss is already divided by the labels of all
-processes, so the sum is the exact mean over labels even if processes have different numbers of labels.
+Replicated gradients are summed once per step in fixed buckets, each during the backward pass of the last micro-batch, as
+soon as it and all buckets before it are complete. torch's DDP regroups its buckets after the first backward pass, so a
+resumed run would add in another order than an uninterrupted one, and with three or more processes that changes bits.
+The loss is already divided by the labels of all processes, so the sum is the exact mean over labels even if processes
+have different numbers of labels.
 
 Sharding is FSDP2: weights, gradients and optimizer state are split by rows over the processes.
 
@@ -30,16 +31,18 @@ import json
 import os
 import platform
 import sys
-from collections.abc import Generator, Iterable
+import weakref
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
 import transformers
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
@@ -75,11 +78,20 @@ class Ranks:
 
     def sum(self, *numbers: int) -> list[int]:
         """Sum integers over all processes, on the host."""
+        return self.start_sum(*numbers)()
+
+    def start_sum(self, *numbers: int) -> Callable[[], list[int]]:
+        """Start to sum integers over all processes, on the host; the returned function waits for the sums."""
         if self.world == 1:
-            return list(numbers)
+            return lambda: list(numbers)
         total = torch.tensor(numbers, dtype=torch.int64)
-        dist.all_reduce(total)
-        return total.tolist()
+        work = dist.all_reduce(total, async_op=True)
+
+        def sums() -> list[int]:
+            work.wait()
+            return total.tolist()
+
+        return sums
 
     def sum_float(self, number: float) -> float:
         """Sum a number over all processes, on the host."""
@@ -174,11 +186,12 @@ def _one_machine() -> bool:
     return os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")
 
 
-def leave(code: int) -> NoReturn:
-    """Leave the process group and exit."""
-    if not dist.is_initialized():
+def leave(code: int, *, at_once: bool = False) -> NoReturn:
+    """Leave the process group and exit; `at_once`: without Python's shutdown, which may wait for other threads."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    elif not at_once:
         sys.exit(code)
-    dist.destroy_process_group()
     # Python's normal shutdown sometimes aborts while threads of gloo and NCCL still run, and the whole launch would
     # count as failed.
     exit_now(code)
@@ -284,7 +297,7 @@ def machine(device: torch.device) -> dict[str, str]:
 # ---------------------------------------------------------------- gradients
 
 
-BUCKET = 2**25  # elements per bucket: 128 MB of fp32 gradients, large enough to saturate a link
+BUCKET = 2**23  # elements per bucket: 32 MB of fp32 gradients, large enough to saturate a link
 
 
 class Gradients(Protocol):
@@ -307,38 +320,89 @@ class Gradients(Protocol):
 
 
 class Replicated:
-    """Gradients of a model that every process holds entirely."""
+    """Gradients of a model that every process holds entirely.
+
+    The order of the buckets is that of the parameters, last first, in which a backward pass completes their gradients.
+    The embedding comes last, tied to the head or not: its gradient is complete only when the backward pass ends.
+    """
 
     def __init__(self, parameters: list[nn.Parameter], ranks: Ranks) -> None:
         self.parameters, self.ranks = parameters, ranks
-        # Which parameters had gradients last time, also as a tensor.
-        self.last: tuple[list[bool], Tensor] | None = None
+        self.trained: list[nn.Parameter] = []  # in this phase, last first
+        self.buckets: list[list[nn.Parameter]] = []
+        # Autograd's ends of the trained parameters, with our hooks; held here, since a tensor does not keep its own.
+        self.ends: list[tuple[GradientEdge, Any]] = []
+        # Of this step's last micro-batch: how many gradients each bucket waits for. Empty before it.
+        self.waiting: list[int] = []
+        self.sums: list[Any] = []  # of the buckets so far
+        self.present: list[bool] = []  # which parameters of these buckets had a gradient
+        self.last: tuple[list[bool], Tensor] | None = None  # the same of a whole step, also as a tensor
 
     def collect(self, *, last: bool) -> None:
-        """Do nothing: autograd accumulates gradients in place."""
+        """If the backward pass that follows is the last of the step, sum each bucket during it."""
+        if not last or self.ranks.world == 1:
+            return
+        trained = [parameter for parameter in reversed(self.parameters) if parameter.requires_grad]
+        if [*map(id, trained)] != [*map(id, self.trained)]:
+            self._fill_buckets(trained)
+        self.waiting = [len(bucket) for bucket in self.buckets]
+
+    def _fill_buckets(self, trained: list[nn.Parameter]) -> None:
+        for _, hook in self.ends:
+            hook.remove()
+        self.trained, self.buckets, self.ends = trained, [*_buckets(trained)], []
+        # A hook that held `self` would be a cycle, and a finished job's model would stay in memory.
+        me = weakref.ref(self)
+
+        def complete(number: int, *_: object) -> None:
+            if (gradients := me()) is not None:
+                gradients._complete(number)
+
+        for number, bucket in enumerate(self.buckets):
+            for parameter in bucket:
+                end = get_gradient_edge(parameter)
+                # A hook of the node, since a parameter's own is not called if its gradient is written directly.
+                self.ends.append((end, end.node.register_hook(partial(complete, number))))
+
+    def _complete(self, number: int) -> None:
+        """Note that a gradient of a bucket is complete; sum the buckets that need not wait any longer."""
+        if not self.waiting:  # not the last micro-batch
+            return
+        self.waiting[number] -= 1
+        while len(self.sums) < len(self.buckets) and not self.waiting[len(self.sums)]:
+            self._start_sum()
+
+    def _start_sum(self) -> None:
+        """Start to sum the next bucket over all processes; its gradients become views of the sum."""
+        bucket = self.buckets[len(self.sums)]
+        self.present += [parameter.grad is not None for parameter in bucket]
+        for parameter in bucket:
+            if parameter.grad is None:  # it may have a gradient in another process
+                parameter.grad = torch.zeros_like(parameter)
+        gradients = [parameter.grad.flatten() for parameter in bucket if parameter.grad is not None]
+        flat = torch.cat(gradients) if len(bucket) > 1 else gradients[0]
+        self.sums.append(dist.all_reduce(flat, async_op=True))
+        for parameter, part in zip(bucket, flat.split([p.numel() for p in bucket]), strict=True):
+            parameter.grad = part.view_as(parameter)
 
     def total(self, loss: Tensor) -> Tensor:
         if self.ranks.world == 1:
             return loss
-        trained = [parameter for parameter in self.parameters if parameter.requires_grad]
-        present = [parameter.grad is not None for parameter in trained]
-        for parameter in trained:
-            if parameter.grad is None:  # it may have a gradient in another process
-                parameter.grad = torch.zeros_like(parameter)
-        for bucket in _buckets(trained):
-            gradients = [parameter.grad for parameter in bucket if parameter.grad is not None]
-            flat = torch.cat([gradient.flatten() for gradient in gradients])
-            dist.all_reduce(flat)
-            parts = flat.split([gradient.numel() for gradient in gradients])
-            torch._foreach_copy_(gradients, [p.view_as(g) for p, g in zip(parts, gradients, strict=True)])
-        summed = torch.cat([loss.detach().reshape(1), self._on_device(present, loss)])
+        if not self.waiting:  # no micro-batch in this process
+            self.collect(last=True)
+        while len(self.sums) < len(self.buckets):  # some parameter had no gradient
+            self._start_sum()
+        summed = torch.cat([loss.detach().reshape(1), self._on_device(self.present, loss)])
         dist.all_reduce(summed)
-        if not all(present):
+        for each in self.sums:  # on a GPU this is a wait of the device, not of the host
+            each.wait()
+        if not all(self.present):
             # A parameter without a gradient in any process gets none, as with one process: a zero gradient would apply
             # weight decay. This is the only place where the host waits for the device.
-            for parameter, count in zip(trained, summed[1:].tolist(), strict=True):
+            for parameter, count in zip(self.trained, summed[1:].tolist(), strict=True):
                 if not count:
                     parameter.grad = None
+        self.waiting, self.sums, self.present = [], [], []
         return summed[0]
 
     def _on_device(self, present: list[bool], like: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -319,6 +319,21 @@ class Hooks:
     save: Callable[[], bool] = _no  # asked on the first process only
 
 
+@dataclass(frozen=True)
+class _Divisors(Sequence[float]):
+    """The divisors of a step's losses. They are first read after a forward pass, during which they are exchanged."""
+
+    terms: list[LossTerm]  # of the micro-batches
+    sums: Callable[[], list[int]]  # waits for the sums over all processes: first the mass of each term
+
+    def __len__(self) -> int:
+        return len(self.terms)
+
+    def __getitem__(self, number: Any) -> Any:
+        term = self.terms[number]
+        return max(self.sums()[term.number], 1) / term.weight
+
+
 def train(
     step: Step[Micro],
     batches: Iterable[list[Micro]],
@@ -336,10 +351,11 @@ def train(
         masses = [sum(term.mass for term in terms if term.number == part) for part in range(terms[0].terms)]
         own = sum(batch.count for batch in micro)
         # Share the flags: all processes must leave the loop at the same step, or the others would wait forever.
-        labels, stop, lost, save, *masses = ranks.sum(
-            own, hooks.stop(), hooks.lost(), ranks.first and hooks.save(), *masses
+        shared = cache(
+            ranks.start_sum(*masses, own, hooks.stop(), hooks.lost(), ranks.first and hooks.save())
         )
-        result = step(micro, [max(masses[term.number], 1) / term.weight for term in terms], rate(number))
+        result = step(micro, _Divisors(terms, shared), rate(number))
+        *_, labels, stop, lost, save = shared()
         done = LoopStep(
             result.outcome,
             step=number,

@@ -1,4 +1,4 @@
-"""The metrics of a training job: JSON lines, TensorBoard, and a line on the terminal."""
+"""The metrics of a training job: JSON lines, trackers, and a line on the terminal."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from biphase.progress import MINUTE, columns
 from biphase.text import duration, fit, si, sparkline
+from biphase.tracking import TrackedRun
 from biphase.training.loop import StepReading
 
 # Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
@@ -23,7 +24,7 @@ CURVE = 8  # width of the loss curve in characters
 
 
 class Meter:
-    """Collects the metrics of one training job: JSON lines, TensorBoard if installed, and a line on the terminal."""
+    """Collects the metrics of one training job: JSON lines, trackers, and a line on the terminal."""
 
     def __init__(
         self,
@@ -39,7 +40,7 @@ class Meter:
         lines: list[dict[str, Any]] | None = None,
         texts: list[str] | None = None,  # the lines as JSON, if known
         nonfinite_in_a_row: int = 0,
-        board: Path | None = None,
+        tracked: TrackedRun | None = None,
         live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
         out: TextIO | None = None,  # default: the current stderr
         quiet: bool = False,
@@ -56,8 +57,9 @@ class Meter:
         self.last_skipped: dict[str, Any] = {}
         self.skipped = 0
         self.last_shown = time.monotonic()
-        self.board_folder = board
-        self.board: Any = None
+        self.tracked = tracked
+        if tracked:
+            tracked.lines = list(self.lines)
         self.live_path = live
         self.live_lines: TextIO | None = None
         self.out = out or sys.stderr
@@ -130,8 +132,6 @@ class Meter:
         self.flush()
         if self.live:
             self.out.write("\r\x1b[K")
-        if self.board:
-            self.board.close()
         if self.live_lines:
             self.live_lines.close()
             self.live_lines = None
@@ -165,24 +165,12 @@ class Meter:
         # Opened lazily, so that a training job that fails before its first line leaves no file open.
         if self.live_path:
             self.live_lines, self.live_path = _live(self.live_path, self.texts), None
-        if self.board_folder:
-            self.board, self.board_folder = _board(self.board_folder), None
         self.lines.append(line)
         self.texts.append(_text(line))
-        if self.board:
-            for name, value in _scalars(line):
-                self.board.add_scalar(name, value, line["step"])
+        if self.tracked:
+            self.tracked.log(line)
         if self.live_lines:
             self.live_lines.write(self.texts[-1])
-
-
-def _board(folder: Path) -> Any:
-    """Return a TensorBoard writer if TensorBoard is installed."""
-    with contextlib.suppress(ImportError):
-        from torch.utils.tensorboard import SummaryWriter
-
-        return SummaryWriter(str(folder))
-    return None
 
 
 def _text(line: dict[str, Any]) -> str:
@@ -198,16 +186,6 @@ def _live(path: Path, lines: list[str]) -> TextIO | None:
         file.flush()
         return file
     return None
-
-
-def _scalars(line: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    scalars = []
-    for name, value in line.items():
-        if isinstance(value, dict):
-            scalars += _scalars(value, f"{prefix}{name}/")
-        elif isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
-            scalars.append((f"{prefix}{name}", float(value)))
-    return scalars
 
 
 def _number(value: float) -> float | None:

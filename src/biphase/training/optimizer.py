@@ -141,18 +141,23 @@ def begin_phase(
     *,
     freeze: tuple[str, ...],
     layer_decay: float,
+    head: bool = True,
 ) -> tuple[bool, bool]:
     """Train all of `learned` but what `freeze` names, at the shares of `layer_decay`; return whether each is new.
 
-    A frozen weight gets no gradient, so that neither it nor its optimizer state changes.
+    A frozen weight gets no gradient, so that neither it nor its optimizer state changes. Without `head`, nothing outside
+    the backbone is used: it is frozen too, so that processes need not exchange its absent gradients.
     """
     stack, blocks = stack_of(model)
     layers = layers_of(freeze, len(blocks))
     embedding = {id(weight) for weight in model.model.get_input_embeddings().parameters()}
+    backbone = {id(weight) for weight in model.model.base_model.parameters()}
     frozen = {
         name
         for name, weight in model.named_parameters()
-        if _layer(name, stack) in layers or ("embeddings" in freeze and id(weight) in embedding)
+        if _layer(name, stack) in layers
+        or ("embeddings" in freeze and id(weight) in embedding)
+        or (not head and id(weight) not in backbone)
     }
     if learned and frozen >= learned.keys():
         raise ModelError(f"Stage.freeze={freeze} leaves no weight to train; freeze fewer layers")

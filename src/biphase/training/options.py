@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from biphase.errors import SpecError
+from biphase.tracking import TrackedRun
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,8 @@ class RuntimeOptions:
     deterministic: bool = False  # bitwise reproducible on a GPU too; slower
     sharding: Sharding = Sharding()
     recompute: bool = False  # activation checkpointing: recompute activations in the backward pass
-    board: Path | None = None
+    track: tuple[str, ...] = ()  # names of trackers; none: TensorBoard, if installed, for training jobs
+    tracked: TrackedRun | None = None  # the training job, in the trackers
     live: Path | None = None
     quiet: bool = False
     study_left: Callable[[], str] = lambda: ""  # the time that the whole study will still take, for progress

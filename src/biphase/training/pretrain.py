@@ -327,7 +327,7 @@ class Pretraining:
             lines=lines,
             texts=self.texts,
             nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
-            board=self.options.board if ranks.first else None,
+            tracked=self.options.tracked if ranks.first else None,
             live=self.options.live if ranks.first else None,
             quiet=self.options.quiet or not ranks.first,
             study_left=self.options.study_left,
@@ -411,9 +411,9 @@ class Pretraining:
                 refuse_changed(source, self.identities.task(source), self.store)
 
     def _pairs_at(self, step: int) -> PairStream | None:
-        """Return the pairs that step `step` trains on; None if it trains on rows."""
+        """Return the pairs that step `step` trains on; None if it trains on rows, or is done."""
         objective = self.run.phase_at(step).objective
-        return self.pairs[objective] if isinstance(objective, Contrastive) else None
+        return self.pairs.get(objective) if isinstance(objective, Contrastive) else None
 
     def _facts(self) -> tuple[object, ...]:
         """Return everything that `starting_model` and `place` read of a run."""
@@ -485,10 +485,15 @@ class Pretraining:
             return
         self.phase, placed = phase, self.placed
         self._set_rope_base(phase.rope_base)
-        self.model.use_compiled(not isinstance(phase.objective, Contrastive))
-        layer_decay = phase.layer_decay or self.run.optimizer.layer_decay
+        embeds = isinstance(phase.objective, Contrastive)
+        self.model.use_compiled(not embeds)
         refrozen, rescaled = begin_phase(
-            self.model, placed.learned, placed.optimizer, freeze=phase.freeze, layer_decay=layer_decay
+            self.model,
+            placed.learned,
+            placed.optimizer,
+            freeze=phase.freeze,
+            head=not embeds,
+            layer_decay=phase.layer_decay or self.run.optimizer.layer_decay,
         )
         if refrozen and placed.path == "compiled":
             torch.compiler.reset()  # every freezing compiles anew, and torch limits how often one function may
@@ -498,7 +503,8 @@ class Pretraining:
     def _adopt_arithmetic(self) -> None:
         """Adopt the checkpoint's micro-batch size and thread count if possible, so that sums have the same order.
 
-        The micro-batch of a larger GPU may not fit here, so it is adopted only with `--deterministic`.
+        The micro-batch of another kind of device may not fit here, or not keep this one busy, and bits differ there
+        anyway: it is adopted only with `--deterministic`.
         """
         progress, ranks = self.progress, self.ranks
         rows = self.run.rows_per_step // ranks.world
@@ -506,8 +512,8 @@ class Pretraining:
         same = (progress.world, progress.shard) == (ranks.world, shard) and progress.step > 0
         default = micro_rows(distributed.memory_of(ranks.device), rows, self.run.packing.length)
         machine = distributed.machine(ranks.device)
-        fits = progress.micro_rows <= default or progress.machine.get("device") == machine["device"]
-        adopted = same and (fits or self.options.deterministic)
+        here = progress.machine.get("device") == machine["device"]
+        adopted = same and (here or self.options.deterministic)
         self.micro_rows = self.options.micro_rows or (progress.micro_rows if adopted else default)
         if ranks.device.type == "cpu" and 0 < progress.threads <= (os.cpu_count() or 1):
             torch.set_num_threads(progress.threads)

@@ -41,6 +41,13 @@ def test_a_clear_crossing_is_bounded():
         assert (-1 + 2 * x) ** 2 == pytest.approx(2.086**2 * 0.05**2 * (1 + x * x), rel=0.05)
 
 
+def test_a_crossing_without_noise_is_located():
+    found = crossing(known([-1, 2.001], 0.0), REGION)
+    ((low, high),) = found.pieces
+    assert low < 1 / 2.001 < high
+    assert high - low < 0.01
+
+
 def test_what_is_not_determined_is_not_bounded():
     late = crossing(known([-1, 1.1], 0.1), REGION)
     assert late.open_above

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from biphase.report.contrasts import Paper, Statement, above
 from biphase.report.recipes import Published, Recipe
 from biphase.report.selectors import Compare, Which
-from biphase.specs import Pretrain
+from biphase.specs import Hub, Pretrain
 
 Fits = Callable[[Recipe, Pretrain], bool]
 
@@ -35,11 +35,9 @@ def _detour(low: float, high: float, frozen: Callable[[str], bool] | None = None
 
 def _adapts(recipe: Recipe, run: Pretrain) -> bool:
     """Whether it continues an encoder: a decayed MLM run, or a published model."""
-    return bool(run.stages) and (recipe.base.kind == "mlm" if recipe.base else not _from_scratch(run))
-
-
-def _from_scratch(run: Pretrain) -> bool:
-    return hasattr(run.root.start, "layers")
+    return bool(run.stages) and (
+        recipe.base.kind == "mlm" if recipe.base else isinstance(run.root.start, Hub)
+    )
 
 
 MASKED = Which("MLM throughout", lambda recipe, run: recipe.kind == "mlm" and _adapts(recipe, run))

@@ -164,11 +164,14 @@ def crossing(gap: FittedCurve, region: tuple[float, float], level: float = 0.95)
     grid = np.linspace(*region, POINTS)
     value, half = gap.at(grid, 1 - level)
     turns = np.flatnonzero((value[:-1] < 0) & (value[1:] >= 0))
+    inside = np.abs(value) <= half
+    for end in (0, 1):  # the estimates are inside, however little noise there is
+        inside[np.flatnonzero((value[:-1] < 0) != (value[1:] < 0)) + end] = True
     estimate = math.nan
     if turns.size:
         last = turns[-1]
         estimate = float(np.interp(0.0, value[last : last + 2], grid[last : last + 2]))
-    return Located(estimate, _pieces(grid, np.abs(value) <= half), region)
+    return Located(estimate, _pieces(grid, inside), region)
 
 
 # ---------------------------------------------------------------- optimum

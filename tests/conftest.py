@@ -10,10 +10,12 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from common import sentences, store_with, write_lines
+from hub_server import Client, Hub, serving
 
 from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage, Study
 from biphase.records import encode
@@ -85,6 +87,27 @@ def study_file(tmp_path: Path):
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def hub_of_session() -> Iterator[Hub]:
+    with serving() as hub:
+        yield hub
+
+
+@pytest.fixture
+def hub(hub_of_session: Hub) -> Hub:
+    """A hub on this machine, without repositories."""
+    hub_of_session.repositories.clear()
+    return hub_of_session
+
+
+@pytest.fixture(scope="session")
+def client(hub_of_session: Hub, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """Another process, which has that hub's address: `client("tokenize", …)`."""
+    client = Client(f"http://127.0.0.1:{hub_of_session.port}", tmp_path_factory.mktemp("home"))
+    yield client
+    client.close()
 
 
 @pytest.fixture

@@ -40,6 +40,42 @@ class Mutation:
 
 
 MUTATIONS = [
+    # ------------------------------------------------------------ the hub
+    Mutation(
+        "a busy hub is asked once",
+        "remote.py",
+        "if not (status in BUSY or dropped) or (wanted",
+        "if not dropped or (wanted",
+        "test_remote.py::test_a_streamed_corpus_is_read_as_a_copy_of_it_through_faults",
+        "one 503 ends a night's work",
+    ),
+    Mutation(
+        "a branch passes for a commit",
+        "remote.py",
+        "if branch.name == revision:",
+        "if branch.name == revision == kind:",
+        "test_remote.py::test_a_refusal_is_one_line_that_says_what_to_type",
+        "the content under one key changes when somebody pushes",
+        subtle=True,
+    ),
+    Mutation(
+        "an upload leaves an older export's files",
+        "export/folder.py",
+        "for pattern in WRITTEN\n",
+        "for pattern in WRITTEN[:2]\n",
+        "export/test_folder.py::test_an_export_is_one_commit_and_replaces_an_earlier_one",
+        "the ONNX graph of another model stays beside the new weights",
+        subtle=True,
+    ),
+    Mutation(
+        "a new branch begins with the newest model",
+        "export/folder.py",
+        "api.list_repo_commits(repo)[-1]",
+        "api.list_repo_commits(repo)[0]",
+        "export/test_folder.py::test_a_kept_step_is_pushed_to_a_branch_of_its_own",
+        "after a failed upload the branch of a step shows the weights of another one",
+        subtle=True,
+    ),
     # ------------------------------------------------------------ stores of other versions
     Mutation(
         "a store of a later version is opened",

@@ -19,7 +19,7 @@ FILES = sorted(path for path in SOURCE.rglob("*.py") if not path.is_symlink())
 LAYERS = [
     {"errors", "randomness", "text", "version"},
     {"progress", "records", "tracking"},
-    {"specs", "store"},
+    {"specs", "store", "remote"},
     {"presets"},
     {"catalog", "keys", "leases", "objectives", "protocol"},
     {"metadata", "attention"},

@@ -1,15 +1,14 @@
 """`biphase doctor` names each problem of a machine in one line, with the command that fixes it."""
 
 import builtins
-import http.server
 import os
 import shutil
 import socket
 import subprocess
-import threading
 import time
 
 import pytest
+from hub_server import Fault
 
 from biphase import doctor
 from biphase.doctor import Diagnosis, compare, describe_cpu, describe_gpus, examine
@@ -115,32 +114,30 @@ def test_devices_are_described(diagnosis, ok, detail, fix):
     assert fix in diagnosis.fix
 
 
-def test_the_hub_is_reached_refused_silent_or_offline(monkeypatch):
-    class Hub(http.server.BaseHTTPRequestHandler):
-        def do_HEAD(self):
-            self.send_response(403 if self.path == "/blocked" else 200)
-            self.end_headers()
-
-        def log_message(self, *_): ...
-
+def test_the_hub_is_reached_refused_silent_or_offline(hub, monkeypatch):
     (diagnosis,) = doctor.check_hub()
     assert (diagnosis.ok, "hf download" in diagnosis.fix) == (None, True)
     monkeypatch.delenv("HF_HUB_OFFLINE")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        here = f"http://127.0.0.1:{server.server_port}"
-        monkeypatch.setenv("HF_ENDPOINT", here + "/")
+    here = f"http://127.0.0.1:{hub.port}"
+    monkeypatch.setenv("HF_ENDPOINT", here + "/")
+    for token in ("", "hf_owner"):
+        monkeypatch.setenv("HF_TOKEN", token)
         assert doctor.check_hub() == [Diagnosis("hub", True, f"{here} answers")]
-        assert "Forbidden" in doctor.unreachable(f"{here}/blocked")
-        server.shutdown()
-    assert "refused" in doctor.unreachable(here)
-    with socket.create_server(("127.0.0.1", 0)) as mute:
-        began = time.monotonic()
-        assert doctor.unreachable(f"http://127.0.0.1:{mute.getsockname()[1]}", 0.2)
-        assert time.monotonic() - began < 1.0
+    monkeypatch.setenv("HF_TOKEN", "hf_wrong")
     (diagnosis,) = doctor.check_hub()
-    assert (diagnosis.ok, here in diagnosis.detail) == (None, True)
+    assert (diagnosis.ok, "HF_TOKEN" in diagnosis.fix, "hf_wrong" in str(diagnosis)) == (False, True, False)
+    with hub.failing(Fault("HEAD /", 403)):
+        assert "Forbidden" in doctor.unreachable(here)
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        nobody = f"http://127.0.0.1:{mute.getsockname()[1]}"
+        began = time.monotonic()
+        assert doctor.unreachable(nobody, 0.2)
+        assert time.monotonic() - began < 1.0
+    assert "refused" in doctor.unreachable(nobody)
+    monkeypatch.setenv("HF_ENDPOINT", nobody)
+    (diagnosis,) = doctor.check_hub()
+    assert (diagnosis.ok, nobody in diagnosis.detail) == (None, True)
 
 
 def test_an_existing_store_is_tested_and_left_unchanged(tmp_path):

@@ -548,12 +548,3 @@ def test_tasks_that_borrow_a_model_train_none():
     grid = Finetune(TASKS)
     assert (grid.finetunings, grid.scores) == (10 * 30, 12 * 30)
     assert Finetune(task(), seeds=range(2)).finetunings == 6 * 2, "one task need not be a tuple"
-
-
-def test_a_hub_model_needs_no_commit_and_says_where_it_is():
-    assert Hub("owner/name").revision == ""
-    assert Hub("owner/name", revision="abc").address == {
-        "pretrained_model_name_or_path": "owner/name",
-        "revision": "abc",
-    }
-    assert Hub("./m", gguf="a.gguf").address == {"pretrained_model_name_or_path": "m", "gguf_file": "a.gguf"}

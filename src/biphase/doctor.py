@@ -227,16 +227,24 @@ def check_hub() -> list[Diagnosis]:
     problem = unreachable(endpoint)
     if problem:
         return [Diagnosis("hub", None, f"{endpoint} does not answer: {problem}", copy)]
+    from huggingface_hub import get_token
+
+    token = get_token()  # the hub refuses everything with a wrong one, public repositories too
+    if token and "Unauthorized" in unreachable(f"{endpoint}/api/whoami-v2", token=token):
+        refused = f"{endpoint} answers, and refuses your token"
+        return [Diagnosis("hub", False, refused, "hf auth login, or correct HF_TOKEN")]
     return [Diagnosis("hub", True, f"{endpoint} answers")]
 
 
-def unreachable(address: str, seconds: float = HUB_SECONDS) -> str:
+def unreachable(address: str, seconds: float = HUB_SECONDS, *, token: str = "") -> str:
     """Return why `address` cannot be reached within `seconds`; "" if it can."""
     answer = [f"nothing within {seconds:g} s"]
 
     def ask() -> None:
         try:
-            request = urllib.request.Request(address, method="HEAD")
+            request = urllib.request.Request(address, method="GET" if token else "HEAD")
+            if token:
+                request.add_unredirected_header("Authorization", f"Bearer {token}")
             with urllib.request.urlopen(request, timeout=seconds):
                 answer[0] = ""
         except (OSError, ValueError) as error:  # HTTP errors too: a proxy's 403 is not the hub

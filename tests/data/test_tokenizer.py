@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from huggingface_hub.errors import EntryNotFoundError
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, trainers
 from tokenizers import Tokenizer as Model
 
@@ -161,25 +160,6 @@ def test_a_damaged_tokenizer_and_a_wrong_size_are_refused(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(DataError, match=r"tokenizer\.json"):
         loaded()
-
-
-def test_a_hub_tokenizer_needs_only_its_tokenizer_file(tmp_path, monkeypatch):
-    byte_bpe().save(str(tmp_path / "tokenizer.json"))
-    requests = []
-
-    def hub(source, name, *, revision):
-        requests.append((source, name, revision))
-        if not (tmp_path / name).is_file():
-            raise EntryNotFoundError(f"404: {name}")
-        return str(tmp_path / name)
-
-    monkeypatch.setattr("huggingface_hub.hf_hub_download", hub)
-    corpus = Corpus("mine", "./x", Pretrained("owner/name", revision="abc"))
-    assert load(corpus).vocab == 901
-    assert ("owner/name", "tokenizer_config.json", "abc") in requests
-    (tmp_path / "tokenizer.json").unlink()
-    with pytest.raises(DataError, match=r"owner/name@abc .*404.*Pretrained\('./folder'\)"):
-        load(corpus)
 
 
 # ---------------------------------------------------------------- text → ids

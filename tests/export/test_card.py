@@ -1,7 +1,8 @@
 """The model card: read back by huggingface_hub, with recipe, data, card.losses and card.scores, and nothing interpreted."""
 
 import pytest
-from huggingface_hub import ModelCard
+import yaml
+from huggingface_hub import ModelCard, parse_eval_result_entries
 
 from biphase.errors import SpecError
 from biphase.export import card
@@ -20,12 +21,19 @@ def read(folder):
 
 def test_the_card_of_a_checkpoint(folder, trained):
     front, text = read(folder)
+    (index,) = front.pop("model-index")
     assert front == {
         "library_name": "transformers",
         "pipeline_tag": "fill-mask",
         "tags": ["biphase", "sentence-transformers", "feature-extraction"],
     }
     grid = kinds(trained.store, trained.results["masked"])
+    scored = next(one for one in index["results"] if one["dataset"]["name"] == "kinds")
+    (metric,) = scored["metrics"]
+    assert (index["name"], scored["task"]["type"]) == ("masked", "text-classification")
+    assert (metric["type"], metric["value"]) == ("accuracy", float(grid.test_score().split()[0]))
+    assert grid.test_score() in metric["name"]
+    assert not (folder / ".eval_results").exists(), "of data that is not on the hub"
     for line in (
         "| masked, steps 1 to 4 | clm |",
         "| masked, steps 5 to 12 | mlm 40% |",
@@ -125,6 +133,24 @@ def test_the_rate_is_chosen_by_validation_scores_alone(changeable, model):
     assert kinds(changeable, model).rate == 1e-3
     chosen = card.trial_for_task(model, "kinds", changeable)
     assert (chosen.about["lr"], chosen.about["seed"]) == (1e-3, 0)
+
+
+def test_scores_on_datasets_of_the_hub_are_written_as_it_reads_them(changeable, model, tmp_path):
+    commit = "a" * 40
+    source = f"hf://nyu-mll/glue@{commit}/sst2"
+    for trial in kinds(changeable, model).trials.values():
+        changeable.change(trial.key, lambda about: about["task"].update(source=source))
+    grid = kinds(changeable, model)
+    Card("x", "x", "encoder", Written("", 0.0, {}, ""), [], [], grids=[grid]).write(tmp_path)
+    (index,) = read(tmp_path)[0]["model-index"]
+    placed = {"type": "nyu-mll/glue", "config": "sst2", "split": "test", "revision": commit, "name": "kinds"}
+    assert index["results"][0]["dataset"] == placed
+    (entry,) = parse_eval_result_entries(
+        yaml.safe_load((tmp_path / ".eval_results" / "kinds.yaml").read_text())
+    )
+    assert (entry.dataset_id, entry.task_id, entry.dataset_revision) == ("nyu-mll/glue", "sst2", commit)
+    assert entry.value == index["results"][0]["metrics"][0]["value"]
+    assert grid.test_score() in entry.notes
 
 
 def test_an_incomplete_grid_and_wrong_names_are_refused(changeable, model, trained):

@@ -2,15 +2,13 @@
 
 import shutil
 import sys
-from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
-from huggingface_hub import constants
+from hub_server import Fault
 
 from biphase.cli import main
 from biphase.errors import SpecError, StoreError
-from biphase.export.folder import SavedTrial, building, check_push, find, upload
+from biphase.export.folder import SavedTrial, building, check_push, find
 from biphase.store import Store, publish, read_json, write_json
 
 
@@ -106,79 +104,121 @@ def test_missing_shards_and_damaged_checkpoints_are_refused(damaged, fact, verb,
 
 
 @pytest.fixture
-def hub(monkeypatch):
-    """A hub that keeps what is uploaded to it."""
+def push(client, trained, tmp_path):
+    """Exports and pushes in the process that knows the hub: `push(key, "folder", "--push", "me/it")`."""
 
-    class Hub:
-        private, files = {}, {}  # whether a repository is private; of the last commit
-        refuses = False
+    def typed(key, folder, *words, **environment):
+        store = ("--store", trained.store.root)
+        return client(
+            "export", key, tmp_path / folder, *words, *store, **{"HF_TOKEN": "hf_owner", **environment}
+        )
 
-        def create_repo(self, repo, *, private, exist_ok):
-            if self.refuses:
-                raise PermissionError("no write rights")
-            assert exist_ok
-            self.private.setdefault(repo, private)
-
-        def model_info(self, repo):
-            return SimpleNamespace(private=self.private[repo])
-
-        def upload_folder(self, *, repo_id, folder_path, commit_message):
-            files = (path for path in folder_path.rglob("*") if path.is_file())
-            self.files.update({path.relative_to(folder_path): path.read_bytes() for path in files})
-            return SimpleNamespace(repo_url=SimpleNamespace(url=f"https://hub/{repo_id}"), oid="a" * 40)
-
-    hub = Hub()
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    return hub
+    return typed
 
 
-def test_a_checkpoint_is_exported_to_an_empty_folder_and_uploaded(hub, verb, key, tmp_path):
-    folder = tmp_path / "new" / "folder"
-    folder.mkdir(parents=True)
-    code, out, err = verb(key[:10], folder, "--push", "me/it")
+def content(folder):
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
+
+
+def pushed(repository, branch="main"):
+    return {name: data for name, data in repository.files(branch).items() if name != ".gitattributes"}
+
+
+def test_an_export_is_one_commit_and_replaces_an_earlier_one(hub, push, trained, tmp_path):
+    code, out, err = push(trained.results["masked"][:10], "one", "--push", "me/it")
     assert code == 0, err
-    assert out.startswith(f"{folder}: EuroBertForMaskedLM; ")
-    assert out.splitlines()[-1] == "https://hub/me/it: private, commit aaaaaaaa"
-    assert hub.private == {"me/it": True}
-    assert [path.name for path in folder.parent.iterdir()] == ["folder"]
-    assert {"model.safetensors", "README.md"} <= {path.name for path in hub.files}
-    files = (path for path in folder.rglob("*") if path.is_file())
-    assert hub.files == {path.relative_to(folder): path.read_bytes() for path in files}
+    repository = hub.repositories["model", "me/it"]
+    commit = repository.branches["main"]
+    assert out.splitlines()[-1] == f"http://127.0.0.1:{hub.port}/me/it: private, commit {commit}"
+    assert repository.private
+    assert len(repository.commits) == 2, "the empty one and this"
+    assert pushed(repository) == content(tmp_path / "one")
+    mine = {"diagram.png": b"mine", "mine/data.json": b"{}"}
+    repository.commit({"onnx/model.onnx": b"of an older export", **mine})
+    code, _, err = push(trained.results["causal"], "two", "--push", "me/it")
+    assert code == 0, err
+    assert pushed(repository) == {**content(tmp_path / "two"), **mine}
 
 
-def test_a_repository_is_public_only_on_request(hub, tmp_path):
-    (tmp_path / "README.md").write_text("---\ntags: [biphase]\n---\n")
+def test_a_kept_step_is_pushed_to_a_branch_of_its_own(hub, push, client, trained, tmp_path):
+    first, last = trained.results["early"], trained.results["masked"]
+    for key, folder, more in ((last, "last", ()), (first, "step", ("--revision", "step-6"))):
+        code, out, err = push(key, folder, "--push", "me/steps", *more)
+        assert code == 0, err
+    repository = hub.repositories["model", "me/steps"]
+    with hub.failing(Fault("POST .*/commit/", 403)):
+        assert push(last, "last", "--push", "me/steps", "--revision", "failed")[0] == 2
+    assert pushed(repository, "failed") == {}, "not the model of another branch"
+    assert "/tree/step-6: private, commit " in out
+    assert pushed(repository) == content(tmp_path / "last")
+    assert pushed(repository, "step-6") == content(tmp_path / "step")
+    loads = "from transformers import AutoModel; AutoModel.from_pretrained(given[0], revision=given[1])"
+    code, _, err = client("-c", loads, "me/steps", "step-6", HF_TOKEN="hf_owner")
+    assert code == 0, err
 
-    def push(repo, *, public=False):
-        return upload(tmp_path, repo, public=public, say=lambda text: None)
 
-    assert push("me/open", public=True).startswith("https://hub/me/open: public")
-    hub.files.clear()
-    with pytest.raises(SpecError, match=r"me/open.*--public"):
-        push("me/open")
-    assert hub.files == {}
-    hub.private["me/mine"] = True  # one that exists and is private
-    assert push("me/mine").startswith("https://hub/me/mine: private")
-    hub.refuses = True
-    with pytest.raises(SpecError, match=f"no write rights.*hf upload me/it {tmp_path}"):
-        push("me/it")
+def test_a_repository_is_public_only_on_request(hub, push, trained):
+    key = trained.results["masked"]
+    code, out, err = push(key, "one", "--push", "me/open", "--public")
+    assert code == 0, err
+    assert "me/open: public" in out
+    before = hub.repositories["model", "me/open"].branches["main"]
+    code, _, err = push(key, "two", "--push", "me/open")
+    assert (code, "--public" in err.splitlines()[-1]) == (2, True)
+    assert hub.repositories["model", "me/open"].branches["main"] == before
 
 
 @pytest.mark.parametrize(
-    ("repo", "token", "offline", "fact"),
+    ("fault", "code"),
     [
-        ("it", "hf_secret", False, "owner/name"),
-        ("../it", "hf_secret", False, "owner/name"),
-        ("me/it", "hf_secret", True, "HF_HUB_OFFLINE=0"),
-        ("me/it", "", False, "hf auth login"),
+        (Fault("PUT /lfs", 500, times=1), 0),
+        (Fault("POST .*/commit/", 503, times=1), 0),
+        (Fault("POST .*/commit/", after=10, times=1), 0),  # the commit is made, and the answer lost
+        (Fault("POST .*/create", 429, {"Retry-After": "0"}, times=1), 0),
+        (Fault("POST .*/batch", 403), 2),
+        (Fault("POST .*/commit/", 412), 2),  # somebody else has changed it
+        (Fault("/whoami", 502, times=1), 0),
     ],
 )
-def test_an_upload_that_cannot_succeed_is_refused(hub, monkeypatch, tmp_path, repo, token, offline, fact):
-    monkeypatch.setenv("HF_TOKEN", token)
-    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "none"))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
-    with pytest.raises(SpecError, match=fact) as caught:
-        check_push(repo)
-    assert "hf_secret" not in str(caught.value)
+def test_a_failed_upload_publishes_nothing_and_the_same_command_goes_on(fault, code, hub, push, trained, folder, tmp_path):  # fmt: skip
+    command = trained.results["masked"], "out", "--push", "me/it"
+    shutil.copytree(folder, tmp_path / "out")  # an export is not made again
+    with hub.failing(fault):
+        ended, _, err = push(*command)
+    assert ended == code, err
+    repository = hub.repositories["model", "me/it"]
+    if code:
+        assert pushed(repository) == {}
+        remedy = "hf auth login" if fault.status == 403 else "again"
+        assert all(fact in err.splitlines()[-1] for fact in ("me/it", str(tmp_path / "out"), remedy))
+        assert push(*command)[0] == 0
+    assert pushed(repository) == content(tmp_path / "out") == content(folder)
+    assert len(repository.commits) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "fact"),
+    [
+        (("--push", "it"), {}, "owner/name"),
+        (("--push", "../it"), {}, "owner/name"),
+        (("--push", "me/it", "--revision", "a/../b"), {}, "step-2000"),
+        (("--revision", "step-6"), {}, "--push owner/name"),
+        (("--push", "me/it"), {"HF_TOKEN": ""}, "hf auth login"),
+        (("--push", "me/it"), {"HF_TOKEN": "hf_wrong"}, "correct HF_TOKEN"),
+        (("--push", "me/it"), {"HF_TOKEN": "hf_reader"}, "only read"),
+    ],
+)
+def test_an_upload_that_cannot_succeed_is_refused_before_the_export(words, environment, fact, hub, push, trained, tmp_path):  # fmt: skip
+    hub.tokens["hf_reader"] = "me-reads"
+    code, out, err = push(trained.results["masked"], "out", *words, **environment)
+    assert (code, out) == (2, "")
+    assert fact in err.splitlines()[-1]
+    assert "hf_" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_push_is_refused_where_the_hub_is_switched_off():
+    with pytest.raises(SpecError, match="HF_HUB_OFFLINE=0"):
+        check_push("me/it")

@@ -283,27 +283,31 @@ def export(
     onnx: bool = Option(False, "--onnx", help="also write onnx/model.onnx"),
     push: str = Option("", metavar="REPO", help="then upload it to the hub as owner/name, private"),
     public: bool = Option(False, "--public", help="with --push: visible to everybody"),
+    revision: str = Option(
+        "", metavar="BRANCH", help="with --push: upload to this branch, such as step-2000"
+    ),
 ) -> None:
     """Write a trained model as a folder for transformers and sentence-transformers, verified by loading it."""
     from biphase.errors import SpecError
     from biphase.export.card import trial_for_task
-    from biphase.export.folder import SavedTrial, find, refuse_taken
+    from biphase.export.folder import SavedTrial, check_push, find, is_exported, refuse_taken, upload
 
-    if public and not push:
+    if (public or revision) and not push:
         raise SpecError(
-            "--public says who may see what --push uploads; type --push owner/name, or leave it out"
+            "--public and --revision say how --push uploads; type --push owner/name, or leave them out"
         )
     store = store_at(store_folder)
-    refuse_taken(folder)
     model = find(key, store)
     if task and isinstance(model, SavedTrial):
         raise SpecError(f"--task {task}: {key} is the key of a fine-tuned model already; leave out --task")
     if task:
         model = trial_for_task(model.key, task, store)
     if push:
-        from biphase.export.folder import check_push
-
-        check_push(push)
+        check_push(push, revision)
+    if push and is_exported(folder, model.key, onnx=onnx):
+        show(upload(folder, push, public=public, say=tell, revision=revision))
+        return
+    refuse_taken(folder)
     if onnx:
         from biphase.export.writing import check_onnx_packages
 
@@ -318,9 +322,7 @@ def export(
         exported = export_checkpoint(model, store, folder, onnx=onnx, say=tell)
     show(exported.describe())
     if push:
-        from biphase.export.folder import upload
-
-        show(upload(folder, push, public=public, say=tell))
+        show(upload(folder, push, public=public, say=tell, revision=revision))
 
 
 @app.command()

@@ -50,11 +50,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from biphase import keys
-from biphase.errors import DataError, StoreError, nearest, one_line
+from biphase.errors import BiphaseError, DataError, StoreError, nearest, one_line
 from biphase.leases import Lease, Leases
 from biphase.metadata import read_card
 from biphase.presets import CORPORA
 from biphase.records import content_key, encode
+from biphase.remote import explained, patiently, refuse_branch
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store, read_checked, sha256, stamp, with_checksum, write_json
 
@@ -80,10 +81,15 @@ class File:
     path: Any  # a Path on this machine, or a str in `filesystem`
     size: int
     filesystem: Any = None  # of the hub, as fsspec defines file systems
+    page: str = ""  # of its repository on the hub
     remedy: str = "replace it with an intact copy"  # for the message if reading fails
 
     def open(self) -> IO[bytes]:
         return self.filesystem.open(self.path, "rb") if self.filesystem else self.path.open("rb")
+
+    def explained(self, wrong: Exception) -> str:
+        """Return why it cannot be read, and what to type."""
+        return explained(wrong, self.page, self.remedy) if self.page else f"{one_line(wrong)}; {self.remedy}"
 
     @property
     def identity(self) -> object:
@@ -266,16 +272,19 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
         if filesystem is None:
             from huggingface_hub import HfFileSystem
 
+            refuse_branch(source.repository, source.revision, "dataset")
             filesystem = HfFileSystem()
-        train, heldout = (
-            _listed(corpus, filesystem, root, pattern) if pattern else ()
-            for pattern in (source.pattern, corpus.heldout)
+        train, heldout = patiently(
+            lambda: [
+                _listed(corpus, filesystem, root, pattern) if pattern else ()
+                for pattern in (source.pattern, corpus.heldout)
+            ]
         )
-    except DataError:
+    except BiphaseError:
         raise
     except Exception as wrong:  # the hub library raises many types: offline, refused, absent, rate limits
-        why = f"it cannot be listed on the hub ({one_line(wrong)})"
-        raise _refusal(corpus, f"{why}; {_offline(corpus)}") from wrong
+        why = explained(wrong, f"datasets/{source.repository}", _offline(corpus))
+        raise _refusal(corpus, f"it cannot be listed on the hub: {why}") from wrong
     return _set_apart(corpus, train, heldout)
 
 
@@ -299,6 +308,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
     entries = filesystem.glob(path, detail=True)
     if not is_pattern(pattern) and any(entry["type"] != "file" for entry in entries.values()):  # a folder
         entries = filesystem.find(path, detail=True)
+    page = f"datasets/{HubSource.of(corpus).repository}"
     remedy = f"type the command again: it goes on where it was; or do without the hub: {_offline(corpus)}"
     files = []
     for path, entry in sorted(entries.items()):
@@ -306,7 +316,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
         hidden = _is_hidden(name) and not _is_hidden(pattern)  # the pattern may name it
         if entry["type"] == "file" and not hidden:
             _check_suffix(corpus, name, corpus.source)
-            files.append(File(name, path, int(entry["size"]), filesystem, remedy))
+            files.append(File(name, path, int(entry["size"]), filesystem, page, remedy))
     if not files:
         raise _refusal(corpus, f"no file of {root} matches {pattern!r}; correct its source")
     return tuple(files)
@@ -684,8 +694,7 @@ def blocks(
         except DataError:
             raise
         except Exception as wrong:  # pyarrow, fsspec and the network each raise their own types
-            why = f"{file.name} cannot be read ({one_line(wrong)})"
-            raise _refusal(corpus, f"{why}; {file.remedy}") from wrong
+            raise _refusal(corpus, f"{file.name} cannot be read: {file.explained(wrong)}") from wrong
         read += file.size
 
 

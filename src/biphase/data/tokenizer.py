@@ -40,7 +40,8 @@ from typing import Any
 import numpy as np
 
 from biphase.data.corpus import TOKENIZER_FILES, tokenizer_files
-from biphase.errors import DataError, one_line
+from biphase.errors import BiphaseError, DataError, one_line
+from biphase.remote import explained, snapshot
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import write_json
 
@@ -279,22 +280,20 @@ def read(paths: dict[str, Path], source: str) -> Tokenizer:
 
 
 def _download(spec: Pretrained) -> dict[str, Path]:
-    from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
-
-    paths = {}
-    for name in TOKENIZER_FILES:
-        try:
-            paths[name] = Path(hf_hub_download(spec.source, name, revision=spec.revision))
-        except Exception as wrong:  # offline, refused, absent: many types
-            absent = isinstance(wrong, EntryNotFoundError) and not isinstance(wrong, LocalEntryNotFoundError)
-            if absent and name != TOKENIZER_FILES[0]:
-                continue
-            raise DataError(
-                f"tokenizer {spec.source}@{spec.revision} cannot be had from the hub ({one_line(wrong)}); put its "
-                "tokenizer.json and tokenizer_config.json in a folder and type Pretrained('./folder')"
-            ) from wrong
-    return paths
+    try:
+        folder = snapshot(spec.source, spec.revision, TOKENIZER_FILES)
+    except BiphaseError:
+        raise
+    except Exception as wrong:  # offline, refused, absent: many types
+        why = explained(
+            wrong,
+            spec.source,
+            "put its tokenizer.json and tokenizer_config.json in a folder and type Pretrained('./folder')",
+        )
+        raise DataError(
+            f"tokenizer {spec.source}@{spec.revision} cannot be had from the hub: {why}"
+        ) from wrong
+    return {name: path for name in TOKENIZER_FILES if (path := folder / name).is_file()}
 
 
 def _with_special(model: Any, config: dict[str, Any], source: str) -> Tokenizer:

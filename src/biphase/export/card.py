@@ -17,7 +17,15 @@ from functools import partial
 from pathlib import Path, PurePath
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData, metadata_load
+from huggingface_hub import (
+    EvalResult,
+    EvalResultEntry,
+    ModelCard,
+    ModelCardData,
+    eval_result_entries_to_yaml,
+    metadata_load,
+)
+from huggingface_hub.utils import yaml_dump
 
 from biphase.data.corpus import SUFFIXES
 from biphase.data.shards import Shards
@@ -32,7 +40,8 @@ from biphase.specs import Config, Hub, Merge, Pretrain, Pretrained, Size
 from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
-from biphase.text import duration, objective_title, short
+from biphase.tasks.files import SIGN, HubPlace
+from biphase.text import counted, duration, objective_title, short
 
 # ---------------------------------------------------------------- scores
 # Read from the store; nothing is recomputed. Learning rates are chosen by validation scores.
@@ -72,12 +81,53 @@ class TaskScores:
         """The trial of that rate and the first seed."""
         return None if self.rate is None else self.trials[self.rate, self.seeds[0]]
 
+    def test_scores(self) -> list[float]:
+        """The test score at that rate of each seed; none while a cell of the grid is missing."""
+        chosen = [self.trials[self.rate, seed] for seed in self.seeds] if self.rate is not None else []
+        return [trial.about["scores"]["test"][self.metric] for trial in chosen]
+
     def test_score(self) -> str:
         """The mean test score over seeds at that rate in percent, with its interval."""
-        if self.rate is None:
-            return "incomplete"
-        test = [self.trials[self.rate, seed].about["scores"]["test"][self.metric] for seed in self.seeds]
-        return with_interval(test, self.metric)
+        test = self.test_scores()
+        return with_interval(test, self.metric) if test else "incomplete"
+
+    def result(self) -> tuple[EvalResult, EvalResultEntry | None] | None:
+        """The mean test score in the two forms that the hub reads: of the card, and of a dataset on the hub."""
+        if not (test := self.test_scores()):
+            return None
+        task, value = decode(self.about["task"]), round(100 * sum(test) / len(test), 2)
+        protocol = self.about["finetune"]["protocol"]
+        how = f"{self.metric}, %: {self.test_score()}, 95% interval over {counted(len(test), 'seed')}"
+        how += f" of fine-tuning, {protocol} protocol"
+        named: dict[str, Any] = {"dataset_type": self.task, "dataset_split": "test"}
+        entry = None
+        if task.source.startswith(SIGN):
+            place = HubPlace.of(f"task {task.name!r}", task.source)
+            config = PurePath(place.path).parts[:1] or ("data",)
+            split = re.match(r"\w*", PurePath(task.splits.test).name)
+            named = {
+                "dataset_type": place.repository,
+                "dataset_revision": place.revision or None,
+                "dataset_config": None if config == ("data",) else config[0],
+                "dataset_split": split[0] if split else None,
+            }
+            entry = EvalResultEntry(
+                place.repository,
+                named["dataset_config"] or "default",
+                value,
+                dataset_revision=named["dataset_revision"],
+                notes=how,
+            )
+        pipeline = task.form.pipeline
+        result = EvalResult(
+            pipeline,
+            dataset_name=task.name,
+            metric_type=self.metric,
+            metric_value=value,
+            metric_name=how,
+            **named,
+        )
+        return result, entry
 
 
 def grids_of(model: str, store: Store) -> list[TaskScores]:
@@ -177,6 +227,19 @@ class Card:
     fills: bool = False  # its head was trained to fill masks
     graph: str = ""  # the output of the ONNX graph, if there is one
     several: bool = False  # a text may have several labels
+    grids: list[TaskScores] = field(default_factory=list)  # its scores, for the hub
+
+    def write(self, folder: Path) -> None:
+        """Write the card, and a file for each score on a dataset of the hub, which shows it beside others."""
+        (folder / "README.md").write_text(self.text(), encoding="utf-8")
+        entries: dict[str, list[EvalResultEntry]] = defaultdict(list)
+        for grid in self.grids:
+            if (result := grid.result()) and result[1]:
+                entries[grid.task].append(result[1])
+        for task, some in entries.items():
+            path = folder / ".eval_results" / f"{task}.yaml"
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(yaml_dump(eval_result_entries_to_yaml(some)), encoding="utf-8")
 
     def text(self) -> str:
         masked = is_masked(self.written.architecture)
@@ -185,12 +248,15 @@ class Card:
             pipeline = "fill-mask" if self.fills and masked else "feature-extraction"
             tags += ["sentence-transformers", "feature-extraction"]
         sentences = self.kind == "sentence-similarity"
+        results = [result[0] for grid in self.grids if (result := grid.result())]
         metadata = ModelCardData(
             library_name="sentence-transformers" if sentences else "transformers",
             pipeline_tag=pipeline,
             tags=tags + ["sentence-transformers"] * sentences + ["onnx"] * bool(self.graph),
             license=self.base.licence or None,
             base_model=self.base.models[0] if len(self.base.models) == 1 else [*self.base.models] or None,
+            model_name=" ".join(self.title.split()) if results else None,
+            eval_results=results or None,
         )
         return str(
             ModelCard.from_template(

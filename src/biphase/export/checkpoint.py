@@ -76,8 +76,7 @@ def export_checkpoint(
             say("writing ONNX, and running it")
             writing.write_onnx(folder, tokenizer)
         writing.verify_vectors(folder, vectors, onnx=onnx)
-        card = _card(checkpoint, store, shards, written, prompts, last, onnx=onnx)
-        (folder / "README.md").write_text(card.text(), encoding="utf-8")
+        _card(checkpoint, store, shards, written, prompts, last, onnx=onnx).write(folder)
     return Exported(target, written, onnx)
 
 
@@ -148,7 +147,7 @@ def _card(
     onnx: bool,
 ) -> Card:
     not_masked = _limits_of_objective(last) if last else []
-    embeds = isinstance(last, Contrastive)
+    embeds, grids = isinstance(last, Contrastive), grids_of(checkpoint.key, store)
     what, gives = "encoder", "one vector for each token, or for a text their mean"
     if embeds:
         what, gives = "embedding model", "one vector of length 1 for a text, the mean of those of its tokens"
@@ -164,11 +163,12 @@ def _card(
         prompts=prompts,
         fills=not not_masked,
         graph="last_hidden_state" if onnx else "",
+        grids=grids,
         sections=[
             recipe(checkpoint),
             data(checkpoint, shards),
             losses(heldout(metrics_of(store, checkpoint.key))),
-            scores(grids_of(checkpoint.key, store)),
+            scores(grids),
         ],
         limits=[
             *not_masked,

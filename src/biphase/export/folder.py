@@ -11,13 +11,15 @@ import shutil
 import uuid
 from collections.abc import Callable, Generator
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import SpecError, one_line
+from biphase.errors import SpecError
 from biphase.metadata import read_checkpoint_file
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
+from biphase.remote import explained, patiently
 from biphase.specs import Pretrain
 from biphase.store import Store, sync
 from biphase.study.ledger import read_trial, trial_keys
@@ -109,40 +111,100 @@ def saved_checkpoint(key: str, store: Store) -> SavedCheckpoint:
 # ---------------------------------------------------------------- upload
 
 
-def check_push(repo: str) -> None:
+# Files that only an export writes: those of an earlier one must not stay beside the new ones.
+WRITTEN = (
+    "*.safetensors",
+    "*.json",
+    "onnx/*",
+    "1_Pooling/*",
+    "2_Normalize/*",
+    "vectors/*",
+    ".eval_results/*",
+)
+
+
+def check_push(repo: str, revision: str = "") -> None:
     """Refuse an upload that cannot succeed, before the export is computed."""
-    from huggingface_hub import constants, get_token
+    from huggingface_hub import HfApi, constants, get_token
 
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", repo):
         raise SpecError(f"--push {repo}: name it owner/name; type for example --push me/my-encoder")
+    if revision and not re.fullmatch(r"\w[\w.-]*", revision):
+        raise SpecError(f"--revision {revision}: name a branch; type for example --revision step-2000")
     if constants.HF_HUB_OFFLINE:
         raise SpecError(
             "--push needs the hub, and HF_HUB_OFFLINE forbids it; type HF_HUB_OFFLINE=0 before it"
         )
     if get_token() is None:
         raise SpecError("--push needs a token that may write; type hf auth login, or set HF_TOKEN")
+    try:
+        user = patiently(HfApi().whoami)
+    except Exception as wrong:  # refused, unreachable: many exception types
+        raise SpecError(f"--push {repo}: {explained(wrong, repo, 'leave out --push')}") from None
+    if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
+        raise SpecError("--push needs a token that may write, and this one may only read; type hf auth login")
 
 
-def upload(folder: Path, repo: str, *, public: bool, say: Say) -> str:
+def is_exported(folder: Path, key: str, *, onnx: bool) -> bool:
+    """Whether a folder is a finished export of a result; its upload may have failed."""
+    card = folder / "README.md"
+    return (
+        card.is_file()
+        and f"| key | {key} |" in card.read_text("utf-8")
+        and (folder / "onnx").is_dir() == onnx
+    )
+
+
+def upload(folder: Path, repo: str, *, public: bool, say: Say, revision: str = "") -> str:
     """Upload a folder as one commit and return its address. The folder is kept if the upload fails.
 
-    The repository is private unless `public`; an existing public one is refused without it.
+    The repository is private unless `public`; an existing public one is refused without it. With a `revision`, the commit
+    is on a branch of that name, which begins empty.
     """
-    from huggingface_hub import HfApi
-
-    api = HfApi()
     say(f"uploading to {repo}")
     try:
-        api.create_repo(repo, private=not public, exist_ok=True)
-        visible = not api.model_info(repo).private
-        if visible and not public:
-            raise SpecError(f"{repo} is public, and nothing was uploaded; type --public, or another --push")
-        commit = api.upload_folder(repo_id=repo, folder_path=folder, commit_message="Exported by biphase")
+        visible, commit = patiently(lambda: _push(folder, repo, public=public, branch=revision or "main"))
     except SpecError:
         raise
     except Exception as wrong:  # refused, unreachable, interrupted: many exception types
+        why = explained(wrong, repo, "type the command again")
         raise SpecError(
-            f"{repo} could not be uploaded ({one_line(wrong)[:300]}); the folder {folder} is whole: look at the token "
-            f"and the name, or type hf upload {repo} {folder}"
+            f"{repo} could not be uploaded, and shows nothing of it; {folder} is whole, and the same command only uploads "
+            f"it: {why}"
         ) from None
-    return f"{commit.repo_url.url}: {'public' if visible else 'private'}, commit {commit.oid[:8]}"
+    page = f"{commit.repo_url.url}{f'/tree/{revision}' if revision else ''}"
+    return f"{page}: {'public' if visible else 'private'}, commit {commit.oid}"
+
+
+def _push(folder: Path, repo: str, *, public: bool, branch: str) -> tuple[bool, Any]:
+    """Make the folder the content of a branch; returns whether everybody may see it, and the commit.
+
+    huggingface_hub's `upload_folder` splits what takes long into several commits; a reader could load half of it.
+    """
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+
+    api = HfApi()
+    api.create_repo(repo, private=not public, exist_ok=True)
+    visible = not api.model_info(repo).private
+    if visible and not public:
+        raise SpecError(f"{repo} is public, and nothing was uploaded; type --public, or another --push")
+    if branch != "main":
+        # The first commit is that of the empty repository, so the branch never shows another model.
+        first = api.list_repo_commits(repo)[-1].commit_id
+        api.create_branch(repo, branch=branch, revision=first, exist_ok=True)
+    now = api.model_info(repo, revision=branch)
+    names = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+    left = [file.rfilename for file in now.siblings or () if file.rfilename not in names]
+    gone = [
+        name
+        for name in left
+        for pattern in WRITTEN
+        if fnmatchcase(name, pattern)
+        and name.count("/") == pattern.count("/")  # files beside them are not ours
+    ]
+    changes = [CommitOperationAdd(name, folder / name) for name in names]
+    commit = api.create_commit(
+        repo, [*map(CommitOperationDelete, gone), *changes], commit_message="Exported by biphase",
+        revision=branch, parent_commit=now.sha,
+    )  # fmt: skip
+    return visible, commit

@@ -31,7 +31,7 @@ from transformers import (
 
 from biphase.errors import DataError, ModelError, SpecError
 from biphase.export import card, writing
-from biphase.export.card import Card, Section
+from biphase.export.card import Card, Section, TaskScores
 from biphase.export.checkpoint import limits_of, shards_of, tokenizer_for
 from biphase.export.folder import SavedCheckpoint, SavedTrial, Say, building, saved_checkpoint
 from biphase.export.writing import Exported, ExportedTokenizer, Readback, Written, WrittenForm
@@ -177,9 +177,6 @@ def _model_of(key: str, store: Store) -> tuple[Pretrain, SavedCheckpoint | None]
 # ---------------------------------------------------------------- classes of transformers
 
 
-ANSWERS = "question-answering"
-
-
 @dataclass(frozen=True)
 class Kind:
     """A task family in transformers' terms."""
@@ -196,26 +193,24 @@ class Kind:
 
 
 KINDS: dict[type[Form], Kind] = {
-    Classify: Kind(
-        "text-classification", AutoModelForSequenceClassification, EuroBertForSequenceClassification
-    ),
-    Tag: Kind("token-classification", AutoModelForTokenClassification, EuroBertForTokenClassification),
-    Answer: Kind(ANSWERS, AutoModelForQuestionAnswering, None, ("start", "end")),
-    Retrieve: Kind("sentence-similarity", AutoModel, EuroBertModel),
+    Classify: Kind(Classify.pipeline, AutoModelForSequenceClassification, EuroBertForSequenceClassification),
+    Tag: Kind(Tag.pipeline, AutoModelForTokenClassification, EuroBertForTokenClassification),
+    Answer: Kind(Answer.pipeline, AutoModelForQuestionAnswering, None, ("start", "end")),
+    Retrieve: Kind(Retrieve.pipeline, AutoModel, EuroBertModel),
     Regress: Kind(
-        "text-classification",
+        Regress.pipeline,
         AutoModelForSequenceClassification,
         EuroBertForSequenceClassification,
         labels=("number",),
         problem="regression",
     ),
     MultiLabel: Kind(
-        "text-classification",
+        MultiLabel.pipeline,
         AutoModelForSequenceClassification,
         EuroBertForSequenceClassification,
         problem="multi_label_classification",
     ),
-    Choose: Kind("multiple-choice", AutoModelForMultipleChoice, None, labels=("score",)),
+    Choose: Kind(Choose.pipeline, AutoModelForMultipleChoice, None, labels=("score",)),
 }
 if missing := FAMILY_OF.keys() - KINDS.keys():
     raise NotImplementedError(
@@ -252,6 +247,7 @@ def tuned_card(retrained: Retrained, store: Store, written: Written, kind: Kind,
         prompts=writing.prompts_of(form) if isinstance(form, Retrieve) else None,
         graph=kind.output if onnx else "",
         several=isinstance(form, MultiLabel),
+        grids=[TaskScores({(recipe.trial.about["lr"], recipe.trial.about["seed"]): recipe.trial})],
         sections=[_training(retrained, kind.labels), _scores(retrained, store), origin],
         limits=[
             *limits_of(written),
@@ -317,7 +313,7 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
         recipe = recipe_of(trial, store)
         kind, tokenizer = kind_of(recipe), recipe.tokenizer
         refuse_without_class(recipe, kind)
-        if onnx and kind.pipeline == ANSWERS:
+        if onnx and kind.pipeline == Answer.pipeline:
             raise SpecError("answers by start and end are two outputs, not one graph; leave out --onnx")
         retrained = retrain(recipe, say)
         say("writing it, and reading it again")
@@ -335,7 +331,7 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
         vectors = writing.vectors_of(tokenizer, config, readbacks, prompts=prompts)
         writing.verify_vectors(folder, vectors, onnx=onnx)
         model_card = tuned_card(retrained, store, written, kind, onnx=onnx)
-        (folder / "README.md").write_text(model_card.text(), encoding="utf-8")
+        model_card.write(folder)
     return Exported(place, written, onnx, note=f"fine-tuned again: {retrained.comparison}")
 
 
@@ -371,7 +367,7 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
 def _readbacks(model: TaskModel, kind: Kind, texts: tuple[np.ndarray, ...]) -> dict[str, Readback]:
     """The hidden states of a fine-tuned model and its logits, where it has them."""
-    if kind.pipeline == ANSWERS:
+    if kind.pipeline == Answer.pipeline:
         # Some of these classes store the trunk under a name that AutoModel does not know.
         return {
             "logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("start_logits", "end_logits"))

@@ -22,13 +22,11 @@ import json
 import re
 import tempfile
 import unicodedata
-from collections.abc import Callable, Generator, Mapping, Set
+from collections.abc import Callable, Generator, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import hf_hub_download
-from huggingface_hub.errors import EntryNotFoundError, LocalEntryNotFoundError
 from safetensors import safe_open
 from safetensors.torch import load_file, save_model
 from torch import Tensor
@@ -50,11 +48,12 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MASKED_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING_NAMES,
 )
-from transformers.utils import find_adapter_config_file, is_peft_available
+from transformers.utils import is_peft_available
 from transformers.utils import logging as transformers_logging
 
 from biphase.attention import NAME, without_attention_dropout
-from biphase.errors import ModelError, no_safetensors, one_line
+from biphase.errors import BiphaseError, ModelError, no_safetensors, one_line
+from biphase.remote import explained, snapshot
 from biphase.specs import Config, Hub
 
 
@@ -294,12 +293,12 @@ def _read_config(hub: Hub) -> Any:
     written = _written_config(hub)
     if is_published(written):
         return published_config(written)
-    return AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+    return AutoConfig.from_pretrained(**address(hub), trust_remote_code=False)
 
 
 def _written_config(hub: Hub) -> dict[str, Any]:
     """Return the contents of config.json."""
-    return PretrainedConfig.get_config_dict(**hub.address)[0]
+    return PretrainedConfig.get_config_dict(**address(hub))[0]
 
 
 @functools.cache
@@ -310,8 +309,8 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, Tensor]]:
     """
 
     def convert() -> tuple[Any, dict[str, Tensor]]:
-        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
-        model = _family(config).from_pretrained(**hub.address, dtype=torch.float32, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(**address(hub), trust_remote_code=False)
+        model = _family(config).from_pretrained(**address(hub), dtype=torch.float32, trust_remote_code=False)
         with tempfile.TemporaryDirectory(prefix="biphase-gguf-") as folder:
             save_model(model, f"{folder}/weights")
             return config, load_file(f"{folder}/weights")
@@ -321,7 +320,7 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, Tensor]]:
 
 def _refuse_climbing(hub: Hub) -> None:
     """Raise ModelError if a model's files refer to files outside its folder, which its hash would not cover."""
-    folder = Path(hub.source).expanduser()
+    folder = folder_of(hub)
     references: list[tuple[str, str]] = []
     for path in folder.glob("*.index.json"):
         weights = json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()
@@ -338,16 +337,14 @@ def _has_adapter(hub: Hub) -> bool:
 
     Raises ModelError if transformers would ignore it, unpickle it, or load its base model from elsewhere.
     """
-    if not hub.local:
-        if find_adapter_config_file(hub.source, revision=hub.revision) is not None:
-            raise ModelError(
-                f"{hub.source} is an adapter of another model, whose commit it does not say; merge it into its model "
-                "(peft: merge_and_unload, save_pretrained) and give that folder"
-            )
-        return False
-    folder = Path(hub.source).expanduser()
+    folder = folder_of(hub)
     if not (folder / "adapter_config.json").is_file():
         return False
+    if not hub.local:
+        raise ModelError(
+            f"{hub.source} is an adapter of another model, whose commit it does not say; merge it into its model "
+            "(peft: merge_and_unload, save_pretrained) and give that folder"
+        )
     if not (folder / "adapter_model.safetensors").is_file():
         raise ModelError(
             f"{hub.source} has an adapter_config.json without adapter_model.safetensors (pickled ones are not read); "
@@ -366,7 +363,7 @@ def _refuse_unlike_published(hub: Hub, model: Any) -> None:
             f"{hub.source}: its config.json says tie_word_embeddings, and its head differs from the embedding; "
             'write "tie_word_embeddings": false there'
         )
-    for path in Path(hub.source).expanduser().glob("*.safetensors") if hub.local else ():
+    for path in folder_of(hub).glob("*.safetensors"):
         with safe_open(path, framework="pt") as file:
             for name in file.keys():  # noqa: SIM118 (not a mapping)
                 kind = file.get_slice(name).get_dtype()
@@ -389,10 +386,9 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             weights = {name: weight.clone() for name, weight in _converted(hub)[1].items()}
             model_class = family._model_mapping[type(config)]
             return model_class.from_pretrained(None, config=config, state_dict=weights, **options)
-        if hub.local:
-            _refuse_climbing(hub)
+        _refuse_climbing(hub)
         return family.from_pretrained(
-            **hub.address, config=config, trust_remote_code=False, use_safetensors=True, **options
+            **address(hub), config=config, trust_remote_code=False, use_safetensors=True, **options
         )
 
     adapted = not hub.gguf and _has_adapter(hub)
@@ -448,16 +444,16 @@ def merge_adapters(model: Any) -> None:
 
 def _tried(hub: Hub, load: Callable[[], Any]) -> Any:
     try:
-        # Progress bars are for downloads only, and we report errors ourselves.
-        with quietly() if hub.local else contextlib.nullcontext():
+        folder_of(hub)  # with progress bars
+        with quietly():
             return load()
-    except ModelError:
+    except BiphaseError:
         raise
     except Exception as wrong:  # absent, damaged, wrong shapes, a missing package: many types
         text = str(wrong)
         if "trust_remote_code" in text:
             raise _needs_code(hub.source) from None
-        if "does not appear to have a file named model.safetensors" in text:
+        if "no file named model.safetensors" in text:
             raise ModelError(no_safetensors(hub.source)) from None
         _refuse_fixed_attention(wrong, hub.source)
         raise ModelError(
@@ -481,11 +477,42 @@ def _needs_code(source: str) -> ModelError:
     )
 
 
-def hub_file(hub: Hub, name: str) -> Path:
-    """Return the path of a model's file, which is downloaded from the hub if needed."""
+# What transformers reads of a repository: configurations, weights and tokenizers at its root, but no second copies of the
+# weights in another precision or format.
+READ = ("*.json", "*.safetensors", "*.model", "*.txt", "*.tiktoken", "*.jinja")
+NOT_READ = ("*/*", "consolidated*", "model.*.safetensors")
+
+
+@functools.cache
+def folder_of(hub: Hub) -> Path:
+    """Return the folder with a model's files; of one on the hub, all are fetched before any is read.
+
+    transformers itself fetches them one by one, and takes a file that the hub fails to send to be absent.
+    """
     if hub.local:
-        return Path(hub.source).expanduser() / name
-    return Path(hf_hub_download(hub.source, name, revision=hub.revision))
+        return Path(hub.source).expanduser()
+    return _fetched(hub, (hub.gguf,) if hub.gguf else READ, () if hub.gguf else NOT_READ)
+
+
+def _fetched(hub: Hub, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
+    try:
+        return snapshot(hub.source, hub.revision, allow, ignore=ignore)
+    except BiphaseError:
+        raise
+    except Exception as wrong:  # offline, refused, absent, interrupted: many types
+        why = explained(wrong, hub.source, "give a local folder")
+        raise ModelError(f"{hub.source} cannot be had from the hub: {why}") from None
+
+
+def address(hub: Hub) -> dict[str, str]:
+    """Return the arguments of transformers' `from_pretrained` that load a model."""
+    file = {"gguf_file": hub.gguf} if hub.gguf else {}
+    return {"pretrained_model_name_or_path": str(folder_of(hub)), **file}
+
+
+def hub_file(hub: Hub, name: str) -> Path:
+    """Return the path of a model's file, which is downloaded from the hub if needed; it may not exist."""
+    return (folder_of(hub) if hub.local else _fetched(hub, (name,))) / name
 
 
 # ---------------------------------------------------------------- tokenizers
@@ -498,10 +525,10 @@ PIECES = 500  # vocabulary entries by which a conversion is checked
 
 def load_tokenizer(hub: Hub) -> Any:
     """Load the tokenizer beside a model; a conversion from SentencePiece is checked against the original."""
-    address: Any = hub.address
+    where: Any = address(hub)
     try:
         with quietly():
-            tokenizer: Any = AutoTokenizer.from_pretrained(**address, trust_remote_code=False)
+            tokenizer: Any = AutoTokenizer.from_pretrained(**where, trust_remote_code=False)
             vocab = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
             if vocab.keys() <= set(tokenizer.all_special_tokens):
                 # transformers' result for a folder without a tokenizer
@@ -511,7 +538,7 @@ def load_tokenizer(hub: Hub) -> Any:
             if not converted or _reads_as(file, tokenizer):
                 return tokenizer
             # Without a tokenizer_config.json transformers omits the space before the first word.
-            tokenizer = LlamaTokenizer.from_pretrained(**address)
+            tokenizer = LlamaTokenizer.from_pretrained(**where)
         if _reads_as(file, tokenizer):
             return tokenizer
         why = f"transformers cuts text into other pieces than {Path(file).name}"
@@ -530,14 +557,8 @@ def load_tokenizer(hub: Hub) -> Any:
 
 
 def has_tokenizer_json(hub: Hub) -> bool:
-    """Return whether a model has a tokenizer.json, so that no conversion is needed.
-
-    Also True if the hub does not answer: loading it will report that.
-    """
-    try:
-        return hub_file(hub, "tokenizer.json").is_file()
-    except Exception as wrong:  # offline, refused, absent: many types
-        return not isinstance(wrong, EntryNotFoundError) or isinstance(wrong, LocalEntryNotFoundError)
+    """Return whether a model has a tokenizer.json, so that no conversion is needed."""
+    return hub_file(hub, "tokenizer.json").is_file()
 
 
 def refuse_larger(vocab: int, spare: Set[int | None], rows: int, source: str) -> None:

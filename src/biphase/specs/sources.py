@@ -152,14 +152,6 @@ class Hub:
     def local(self) -> bool:
         return self.source.startswith((".", "/", "~"))
 
-    @property
-    def address(self) -> dict[str, str]:
-        """The arguments of transformers' `from_pretrained` that load it."""
-        more = {"gguf_file": self.gguf} if self.gguf else {}
-        if self.local:
-            return {"pretrained_model_name_or_path": str(Path(self.source).expanduser()), **more}
-        return {"pretrained_model_name_or_path": self.source, "revision": self.revision, **more}
-
 
 @record
 class BPE:

@@ -65,6 +65,7 @@ class Form:
     """
 
     name: ClassVar[str]
+    pipeline: ClassVar[str]  # what the hub and transformers call such a task
     metrics: ClassVar[tuple[str, ...]]  # of a trial; `tasks.metrics` computes them
     selects: ClassVar[Mapping[str, str]]  # protocol → the metric that selects the learning rate
     # Standard deviation of one score over fine-tuning seeds in points, assumed until one is measured: of a model, and
@@ -129,6 +130,7 @@ class Classify(Form):
     numbered: bool = added(False)  # files contain numbers only, even if labels are named "1" to "5"
 
     name = "sequence classification"
+    pipeline = "text-classification"
     metrics = ("accuracy", "macro_f1", "mcc")
     selects: ClassVar = {"paper": "accuracy", "standard": "accuracy"}
     assumed_sd = (0.2, 0.7)
@@ -183,6 +185,7 @@ class Tag(Form):
     tags: str = "tags|ner_tags"
 
     name = "token classification"
+    pipeline = "token-classification"
     metrics = ("entity_f1", "sentence_f1")
     selects: ClassVar = {"paper": "sentence_f1", "standard": "entity_f1"}
     assumed_sd = (0.2, 0.45)
@@ -261,6 +264,7 @@ class Answer(Form):
     unanswerable: bool = False  # some questions have no answer
 
     name = "question answering"
+    pipeline = "question-answering"
     metrics = ("f1", "exact_match", "token_f1")
     selects: ClassVar = {"paper": "token_f1", "standard": "f1"}
     assumed_sd = (0.85, 3.0)
@@ -348,6 +352,7 @@ class Retrieve(Form):
     relevant: int = 1  # the lowest grade that counts as relevant for metrics with binary relevance
 
     name = "retrieval"
+    pipeline = "sentence-similarity"
     metrics = ("ndcg@10", "mrr@10", "recall@100", "paper_ndcg@10")
     selects: ClassVar = {"paper": "paper_ndcg@10", "standard": "ndcg@10"}
     assumed_sd = (0.5, 1.4)
@@ -398,6 +403,7 @@ class Regress(Form):
     number: str = "label|score|similarity_score"
 
     name = "sequence regression"
+    pipeline = "text-classification"
     metrics = ("pearson_spearman", "pearson", "spearman")
     selects: ClassVar = {"paper": "pearson_spearman", "standard": "pearson_spearman"}
     assumed_sd = (0.3, 1.0)  # not measured
@@ -453,6 +459,7 @@ class MultiLabel(Form):
     label: str = "labels"
 
     name = "multilabel classification"
+    pipeline = "text-classification"
     metrics = ("micro_f1", "macro_f1")
     selects: ClassVar = {"paper": "micro_f1", "standard": "micro_f1"}
     assumed_sd = (0.3, 1.0)  # not measured
@@ -520,6 +527,7 @@ class Choose(Form):
     answer: str = "answer|answerKey|label"
 
     name = "multiple choice"
+    pipeline = "multiple-choice"
     metrics = ("accuracy",)
     selects: ClassVar = {"paper": "accuracy", "standard": "accuracy"}
     assumed_sd = (0.4, 1.0)  # not measured

@@ -372,8 +372,10 @@ def _usual_length(hub: Hub) -> int:
     """Return the model's context length, at most `LONGEST`, rounded down to a power of two."""
     from transformers import AutoConfig
 
+    from biphase.models.hub import address
+
     try:
-        config = AutoConfig.from_pretrained(**hub.address, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(**address(hub), trust_remote_code=False)
     except Exception:  # loading the model reports the error
         return LONGEST
     lengths = (getattr(config, name, None) for name in CONTEXT_FIELDS)

@@ -34,13 +34,13 @@ from biphase.metadata import read_checkpoint_file
 from biphase.presets import CORPORA, LLAMA3
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
+from biphase.remote import COMMIT, explained, patiently
 from biphase.specs import BPE, Corpus, Hub, Merge, Pretrain, Pretrained, Stage, Study
 from biphase.specs.study import PAPERS
 from biphase.store import Store, read_checked, write_json
 
 PINS = "pins.json"
 LOCK = ".pins.lock"
-COMMIT = re.compile(r"[0-9a-f]{40}")
 ANSWER_SECONDS = 10.0
 
 
@@ -368,18 +368,18 @@ def _ask(source: str) -> str:
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
+    pin = _how_to_pin(source)
     try:
-        commit = HfApi().model_info(source, timeout=ANSWER_SECONDS).sha
+        commit = patiently(lambda: HfApi().model_info(source, timeout=ANSWER_SECONDS).sha)
     except (HfHubHTTPError, HFValidationError) as wrong:  # the hub refused, or the name is invalid
-        raise _refusal(source, one_line(wrong)) from None
+        raise _refusal(source, explained(wrong, source, pin)) from None
     except Exception as wrong:  # offline; the library raises many kinds of errors
         commit = _cached(source)
         if not commit:
-            raise _refusal(
-                source, f"the hub cannot be asked, and no copy is in its cache: {one_line(wrong)}"
-            ) from None
+            why = f"the hub cannot be asked, and no copy is in its cache: {explained(wrong, source, pin)}"
+            raise _refusal(source, why) from None
     if not isinstance(commit, str) or not COMMIT.fullmatch(commit):
-        raise _refusal(source, f"the hub says {commit!r}")
+        raise _refusal(source, f"the hub says {commit!r}; {pin}")
     return commit
 
 
@@ -396,7 +396,11 @@ def _cached(source: str) -> str:
 
 
 def _refusal(source: str, why: str) -> SpecError:
-    return SpecError(
-        f"which commit of {source} is meant cannot be found out ({why}); type the one that its page shows: "
-        f"{source}@<commit>, in a study Hub({source!r}, revision='<commit>'), or give a local folder"
+    return SpecError(f"which commit of {source} is meant cannot be found out: {why}")
+
+
+def _how_to_pin(source: str) -> str:
+    return (
+        f"type the commit that its page shows: {source}@<commit>, in a study Hub({source!r}, revision='<commit>'), or "
+        "give a local folder"
     )

@@ -47,8 +47,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from biphase.data.corpus import ASSETS, Absent, HashMemory, separated
-from biphase.errors import DataError, SpecError, nearest, one_line
+from biphase.errors import BiphaseError, DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
+from biphase.remote import explained, patiently, snapshot
 from biphase.specs import Pairs, Task
 from biphase.store import Store
 from biphase.text import counted
@@ -110,24 +111,22 @@ def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
     refuse_unpinned(whose, place)
     which: Any = {"repo_type": "dataset", "revision": place.revision}
     try:
-        from huggingface_hub import HfApi, get_cached_repo_tree, snapshot_download
+        from huggingface_hub import HfApi, get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
         try:
             names = [file.path for file in get_cached_repo_tree(place.repository, **which)]
         except CachedRepoTreeNotFoundError:
-            names = HfApi().list_repo_files(place.repository, **which)
+            names = patiently(lambda: HfApi().list_repo_files(place.repository, **which))
         chosen = _chosen(whose, place.address, place.path, _HubFolder(names))
-        folder = snapshot_download(
-            place.repository, allow_patterns=[glob.escape(name) for name in chosen], **which
-        )
-    except DataError:
+        allow = [glob.escape(name) for name in chosen]
+        folder = snapshot(place.repository, place.revision, allow, kind="dataset")
+    except BiphaseError:
         raise
     except Exception as wrong:  # the hub's library raises many kinds: offline, refused, absent, rate limits
-        raise DataError(
-            f"{whose}: {place.repository} cannot be read from the hub ({one_line(wrong)}); {place.remedy}"
-        ) from wrong
-    return tuple(Path(folder) / name for name in chosen)
+        why = explained(wrong, f"datasets/{place.repository}", place.remedy)
+        raise DataError(f"{whose}: {place.repository} cannot be read from the hub: {why}") from wrong
+    return tuple(folder / name for name in chosen)
 
 
 # ---------------------------------------------------------------- which files, and their identity

@@ -281,7 +281,7 @@ def test_a_warned_job_of_two_machines_stops_requeues_and_goes_on(corpus, study, 
 @pytest.mark.campaign
 def test_machines_with_one_store_are_validated_and_with_two_stores_refused(network, tmp_path):
     def validated(*stores, port):
-        words = ("validate", "--json", "--nodes", 2, "--head", f"10.77.0.1:{port}")
+        words = ("validate", "--json", "--nodes", 2, "--head", f"{network.address(0)}:{port}")
         children = [
             network.run(number, *words, "--node", number, "--store", store)
             for number, store in enumerate(stores)

@@ -40,16 +40,18 @@ def complete(trained, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def decoder(shards, tmp_path_factory):
-    """GPT-2, which attends in both directions by a field of its configuration."""
+    """GPT-2, which attends in both directions by a field of its configuration; its longest text has no logits."""
     folder = tmp_path_factory.mktemp("decoder")
-    tokenizer = writing.tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=60)
+    tokenizer = writing.tokenizer_of(load_saved(shards / "tokenizer"), bos=False, context=300)
     model = tiny.ours(
-        tiny.stirred(tiny.with_head("gpt2", vocab_size=320, bos_token_id=0, eos_token_id=0), 0.15)
+        tiny.stirred(
+            tiny.with_head("gpt2", vocab_size=320, bos_token_id=0, eos_token_id=0, n_positions=300), 0.15
+        )
     )
     write_encoder(model, tokenizer, folder)
     writing.write_tokenizer(tokenizer, folder)
     prompts = Prompts("Query: ", "Document: ")
-    writing.write_sentences(folder, width=model.encoder.width, context=60, prompts=prompts)
+    writing.write_sentences(folder, width=model.encoder.width, context=300, prompts=prompts)
     config = model.encoder.trunk.config
     made = writing.vectors_of(
         tokenizer, config, lambda texts: readbacks(model, AutoModelForCausalLM, texts), prompts=prompts

@@ -171,13 +171,13 @@ def _outputs(vectors: Vectors, name: str, run: Run) -> dict[str, np.ndarray]:
     """An output of each text alone without a mask; then the first and the last text as one padded batch."""
     ids = vectors.ids[: vectors.about["outputs"][name]["texts"]]
     alone = [run(np.array([row]), None)[0] for row in ids]
-    mask = np.array([[n < len(row) for n in range(len(ids[-1]))] for row in (ids[0], ids[-1])], np.int64)
+    ends = ids[0], ids[-1]  # either may be the longer one: outputs of long texts are not always recorded
+    mask = np.array([[n < len(text) for n in range(max(map(len, ends)))] for text in ends], np.int64)
     padded = np.full_like(mask, vectors.about["special"]["pad_token"])
-    for row, text in enumerate((ids[0], ids[-1])):
+    for row, text in enumerate(ends):
         padded[row, : len(text)] = text
-    pair = run(padded, mask)
     pair = [
-        one if one.ndim == 1 else one[: len(text)] for one, text in zip(pair, (ids[0], ids[-1]), strict=True)
+        one if one.ndim == 1 else one[: len(text)] for one, text in zip(run(padded, mask), ends, strict=True)
     ]
     batch = [pair[0], *alone[1:-1], pair[1]]
     return {name: vectors.select(name, alone), f"{name}, padded": vectors.select(name, batch)}

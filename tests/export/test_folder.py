@@ -198,6 +198,15 @@ def test_a_failed_upload_publishes_nothing_and_the_same_command_goes_on(fault, c
     assert len(repository.commits) == 2
 
 
+def test_the_folder_of_a_fine_tuned_model_is_not_uploaded_as_its_encoder(hub, push, trained):
+    key = trained.results["masked"]
+    code, _, err = push(key, "out", "--task", "kinds")
+    assert code == 0, err
+    code, _, err = push(key, "out", "--push", "me/it")
+    assert (code, "not empty" in err) == (2, True)
+    assert not hub.repositories
+
+
 @pytest.mark.parametrize(
     ("words", "environment", "fact"),
     [

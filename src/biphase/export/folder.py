@@ -148,11 +148,9 @@ def check_push(repo: str, revision: str = "") -> None:
 def is_exported(folder: Path, key: str, *, onnx: bool) -> bool:
     """Whether a folder is a finished export of a result; its upload may have failed."""
     card = folder / "README.md"
-    return (
-        card.is_file()
-        and f"| key | {key} |" in card.read_text("utf-8")
-        and (folder / "onnx").is_dir() == onnx
-    )
+    # The card of a fine-tuned model has the key of its encoder too, further down.
+    first = re.search(r"\| key \| (\w+) \|", card.read_text("utf-8")) if card.is_file() else None
+    return first is not None and first[1] == key and (folder / "onnx").is_dir() == onnx
 
 
 def upload(folder: Path, repo: str, *, public: bool, say: Say, revision: str = "") -> str:

@@ -227,6 +227,18 @@ def test_other_tokens_are_named(complete, damaged, tmp_path):
     assert "read as 16 tokens" in vectors.check(short, "sentence-transformers").differs
 
 
+@pytest.mark.parametrize("tool", ["sentence-transformers", "mteb"])
+def test_neither_code_nor_pickles_of_a_folder_are_run(tool, complete, damaged):
+    """Versions of sentence-transformers before 6 would run both."""
+    folder = damaged(complete, "config.json")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    assert "safetensors" in vectors.check(folder, tool).differs
+    (folder / "payload.py").write_text("from sentence_transformers.models import Normalize")
+    modules = (folder / "modules.json").read_text().replace("sentence_transformers.models", "payload")
+    (folder / "modules.json").write_text(modules)
+    assert vectors.check(folder, tool).differs.startswith("modules.json names payload.Transformer")
+
+
 @pytest.mark.parametrize("tool", [*STATES, "mteb"])
 def test_one_changed_matrix_fails_and_a_stale_graph_with_it(tool, complete, damaged):
     folder = damaged(complete, "config.json")

@@ -235,9 +235,22 @@ def _onnx(folder: Path, vectors: Vectors) -> Reading:
     return Reading(tensors)
 
 
+def _refuse_code(folder: Path) -> None:
+    """Raise for what sentence-transformers would run: before version 6, code and pickles of a local folder."""
+    modules = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
+    for name in (module["type"] for module in modules):
+        if not name.startswith("sentence_transformers."):
+            raise ModelError(
+                f"modules.json names {name}, a class outside sentence-transformers, which is not run"
+            )
+    if not any(folder.glob("*.safetensors")):
+        raise ModelError("there is no *.safetensors beside its config.json, and pickled weights are not read")
+
+
 def _sentence_transformers(folder: Path, vectors: Vectors) -> Reading:
     from sentence_transformers import SentenceTransformer
 
+    _refuse_code(folder)
     model: Any = SentenceTransformer(str(folder), device="cpu", local_files_only=True)
     encode = getattr(model, "preprocess", None) or model.tokenize  # the name before version 6
     _check_ids(vectors, lambda text: encode([text])["input_ids"][0].tolist())
@@ -260,6 +273,7 @@ def _mteb(folder: Path, vectors: Vectors) -> Reading:
     from mteb.types import PromptType
     from torch.utils.data import DataLoader
 
+    _refuse_code(folder)
     model: Any = SentenceTransformerEncoderWrapper(str(folder), device="cpu")
     task = mteb.get_task("SciFact").metadata  # of any retrieval task: it decides which prompts apply
     texts: Any = Dataset.from_dict({"text": vectors.texts})

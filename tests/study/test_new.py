@@ -117,6 +117,8 @@ def test_a_tiny_study_runs_to_its_report(verb):
         (["ratio", "--hours", "0.001", "--device", "cpu"], ["--hours 0.001", "--size"]),
         (["ratio", "taken.py"], ["taken.py", "there already"]),
         (["ratio", "study.txt"], ["study.txt"]),
+        (["ratio", "nowhere/study.py"], ["nowhere/study.py", "folder"]),
+        (["ratio", "--hours", "inf"], ["--hours"]),
         (["ratio", "--size", "31mm"], ["31mm", "1m"]),
         (["ratio", "--corpus", "nowhere"], ["nowhere"]),
     ],

@@ -103,6 +103,8 @@ def _advice(error: OSError) -> str:
     """Return what to do about an error of the operating system."""
     if error.errno in (errno.EMFILE, errno.ENFILE):
         return "too few files may be open at once; type ulimit -n 4096 and then the command again"
+    if error.errno == errno.ENOENT:
+        return "make its folder first, or name another place"
     if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         return "change its permissions, or choose another --store"
     if error.errno in (errno.EISDIR, errno.ENOTDIR, errno.EEXIST, errno.ENOTEMPTY):

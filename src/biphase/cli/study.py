@@ -91,7 +91,9 @@ def new(
     question: str = Argument(..., help="two-stage, ratio, adapt, evaluate or continue"),
     file: Path | None = Argument(None, metavar="[FILE]", help="file to write; default: QUESTION.py"),
     store_folder: StoreFolder = DEFAULT_STORE,
-    hours: float = Option(0.0, min=0, help="hours of one device: chooses seeds, steps and batch"),
+    hours: float = Option(
+        0.0, min=0, max=10_000_000, help="hours of one device: chooses seeds, steps and batch"
+    ),
     device: str = Option("", help="the device of these hours; default: this machine's"),
     size: str = Option("", help="of new models, e.g. 30m or modernbert-base; default: 30m, on a CPU 1m"),
     model: list[str] = Option([], help="adapt, evaluate, continue: folder or owner/name@commit"),

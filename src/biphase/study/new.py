@@ -266,5 +266,5 @@ def _affordable(
         f"{share:.0%} is left" if unpriced else f"{duration(3600 * seeds * tuning)}, at most {share:.0%}, are"
     )
     unknown = ", which has no price there" if unpriced else ""
-    why = f"{hours:g} hours on {two.device}, of which {spent} for fine-tuning{unknown}"
+    why = f"A budget of {hours:g} h on {two.device}, of which {spent} for fine-tuning{unknown}"
     return {"seeds": seeds, **steps(low), "why": why}

@@ -205,6 +205,14 @@ def test_a_model_is_not_loaded_without_a_file_that_the_hub_failed_to_send(file, 
     assert code == 0, err
 
 
+def test_a_repository_without_a_tokenizer_is_refused(hub, client, tmp_path):
+    bare = hub.add(next(names), {"config.json": "{}"})
+    text = write_lines(tmp_path / "text.jsonl", [{"text": "a cat"}])
+    source = f"{bare.name}@{bare.branches['main']}"
+    line = refusal(client("tokenize", text, "--tokenizer", source, "--store", tmp_path / "store"))
+    assert all(fact in line for fact in (source, "no tokenizer.json", "./folder"))
+
+
 # ---------------------------------------------------------------- every fault at every place
 
 

@@ -1,8 +1,8 @@
 """Requests to the Hugging Face hub: asked again while it is busy, refused in one line that says what to type.
 
 The hub's library asks again for listings and for parts of files, but not for the state of a repository, nor when storage
-fails at the begin of a file; `patiently` covers these. `explained` turns its many errors into a reason and a remedy.
-`snapshot` fetches several files of one commit, all of them or none.
+fails at the begin of a file; `patiently` covers these. `explained` turns its many errors into a reason and a remedy, and
+`refusing` into an error of ours. `snapshot` fetches several files of one commit, all of them or none.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from __future__ import annotations
 import contextlib
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
-from biphase.errors import SpecError, one_line
+from biphase.errors import BiphaseError, SpecError, one_line
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 PAUSES = 1.0, 4.0, 10.0  # seconds before asking again
@@ -79,6 +79,17 @@ def explained(wrong: BaseException, page: str, remedy: str) -> str:
     if status in BUSY:
         return f"the hub is failing, HTTP {status}; type the command again later, or {remedy}"
     return f"{one_line(wrong)}; {remedy}"
+
+
+@contextlib.contextmanager
+def refusing(kind: type[BiphaseError], what: str, page: str, remedy: str) -> Generator[None]:
+    """Raise `kind`, which begins with `what` and goes on as `explained`, for any error of the hub's library."""
+    try:
+        yield
+    except BiphaseError:
+        raise
+    except Exception as wrong:  # offline, refused, absent, interrupted: many types
+        raise kind(f"{what}: {explained(wrong, page, remedy)}") from wrong
 
 
 def refuse_branch(name: str, revision: str, kind: str = "model") -> None:

@@ -50,12 +50,12 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from biphase import keys
-from biphase.errors import BiphaseError, DataError, StoreError, nearest, one_line
+from biphase.errors import DataError, StoreError, nearest, one_line
 from biphase.leases import Lease, Leases
 from biphase.metadata import read_card
 from biphase.presets import CORPORA
 from biphase.records import content_key, encode
-from biphase.remote import explained, patiently, refuse_branch
+from biphase.remote import explained, patiently, refuse_branch, refusing
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import Store, read_checked, sha256, stamp, with_checksum, write_json
 
@@ -267,8 +267,9 @@ def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
 def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
     """Return the files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
     source = HubSource.of(corpus)
-    root = f"datasets/{source.repository}@{source.revision}"
-    try:
+    page, what = f"datasets/{source.repository}", str(_refusal(corpus, "it cannot be listed on the hub"))
+    root = f"{page}@{source.revision}"
+    with refusing(DataError, what, page, _offline(corpus)):
         if filesystem is None:
             from huggingface_hub import HfFileSystem
 
@@ -280,11 +281,6 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
                 for pattern in (source.pattern, corpus.heldout)
             ]
         )
-    except BiphaseError:
-        raise
-    except Exception as wrong:  # the hub library raises many types: offline, refused, absent, rate limits
-        why = explained(wrong, f"datasets/{source.repository}", _offline(corpus))
-        raise _refusal(corpus, f"it cannot be listed on the hub: {why}") from wrong
     return _set_apart(corpus, train, heldout)
 
 

@@ -40,8 +40,8 @@ from typing import Any
 import numpy as np
 
 from biphase.data.corpus import TOKENIZER_FILES, tokenizer_files
-from biphase.errors import BiphaseError, DataError, one_line
-from biphase.remote import explained, snapshot
+from biphase.errors import DataError, one_line
+from biphase.remote import refusing, snapshot
 from biphase.specs import BPE, Corpus, Pretrained
 from biphase.store import write_json
 
@@ -280,20 +280,14 @@ def read(paths: dict[str, Path], source: str) -> Tokenizer:
 
 
 def _download(spec: Pretrained) -> dict[str, Path]:
-    try:
+    what = f"tokenizer {spec.source}@{spec.revision} cannot be had from the hub"
+    remedy = "put its tokenizer.json and tokenizer_config.json in a folder and type Pretrained('./folder')"
+    with refusing(DataError, what, spec.source, remedy):
         folder = snapshot(spec.source, spec.revision, TOKENIZER_FILES)
-    except BiphaseError:
-        raise
-    except Exception as wrong:  # offline, refused, absent: many types
-        why = explained(
-            wrong,
-            spec.source,
-            "put its tokenizer.json and tokenizer_config.json in a folder and type Pretrained('./folder')",
-        )
-        raise DataError(
-            f"tokenizer {spec.source}@{spec.revision} cannot be had from the hub: {why}"
-        ) from wrong
-    return {name: path for name in TOKENIZER_FILES if (path := folder / name).is_file()}
+    paths = {name: path for name in TOKENIZER_FILES if (path := folder / name).is_file()}
+    if TOKENIZER_FILES[0] not in paths:
+        raise DataError(f"{what}: it has no {TOKENIZER_FILES[0]}; {remedy}")
+    return paths
 
 
 def _with_special(model: Any, config: dict[str, Any], source: str) -> Tokenizer:

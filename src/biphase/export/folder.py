@@ -19,7 +19,7 @@ from biphase.errors import SpecError
 from biphase.metadata import read_checkpoint_file
 from biphase.protocol import KEY_DIGITS
 from biphase.records import decode
-from biphase.remote import explained, patiently
+from biphase.remote import patiently, refusing
 from biphase.specs import Pretrain
 from biphase.store import Store, sync
 from biphase.study.ledger import read_trial, trial_keys
@@ -137,10 +137,8 @@ def check_push(repo: str, revision: str = "") -> None:
         )
     if get_token() is None:
         raise SpecError("--push needs a token that may write; type hf auth login, or set HF_TOKEN")
-    try:
+    with refusing(SpecError, f"--push {repo}", repo, "leave out --push"):
         user = patiently(HfApi().whoami)
-    except Exception as wrong:  # refused, unreachable: many exception types
-        raise SpecError(f"--push {repo}: {explained(wrong, repo, 'leave out --push')}") from None
     if user.get("auth", {}).get("accessToken", {}).get("role") == "read":
         raise SpecError("--push needs a token that may write, and this one may only read; type hf auth login")
 
@@ -160,16 +158,10 @@ def upload(folder: Path, repo: str, *, public: bool, say: Say, revision: str = "
     is on a branch of that name, which begins empty.
     """
     say(f"uploading to {repo}")
-    try:
+    kept = f"{folder} is whole, and the same command only uploads it"
+    what = f"{repo} could not be uploaded, and shows nothing of it; {kept}"
+    with refusing(SpecError, what, repo, "type the command again"):
         visible, commit = patiently(lambda: _push(folder, repo, public=public, branch=revision or "main"))
-    except SpecError:
-        raise
-    except Exception as wrong:  # refused, unreachable, interrupted: many exception types
-        why = explained(wrong, repo, "type the command again")
-        raise SpecError(
-            f"{repo} could not be uploaded, and shows nothing of it; {folder} is whole, and the same command only uploads "
-            f"it: {why}"
-        ) from None
     page = f"{commit.repo_url.url}{f'/tree/{revision}' if revision else ''}"
     return f"{page}: {'public' if visible else 'private'}, commit {commit.oid}"
 

@@ -53,7 +53,7 @@ from transformers.utils import logging as transformers_logging
 
 from biphase.attention import NAME, without_attention_dropout
 from biphase.errors import BiphaseError, ModelError, no_safetensors, one_line
-from biphase.remote import explained, snapshot
+from biphase.remote import refusing, snapshot
 from biphase.specs import Config, Hub
 
 
@@ -495,13 +495,8 @@ def folder_of(hub: Hub) -> Path:
 
 
 def _fetched(hub: Hub, allow: Sequence[str], ignore: Sequence[str] = ()) -> Path:
-    try:
+    with refusing(ModelError, f"{hub.source} cannot be had from the hub", hub.source, "give a local folder"):
         return snapshot(hub.source, hub.revision, allow, ignore=ignore)
-    except BiphaseError:
-        raise
-    except Exception as wrong:  # offline, refused, absent, interrupted: many types
-        why = explained(wrong, hub.source, "give a local folder")
-        raise ModelError(f"{hub.source} cannot be had from the hub: {why}") from None
 
 
 def address(hub: Hub) -> dict[str, str]:

@@ -47,9 +47,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from biphase.data.corpus import ASSETS, Absent, HashMemory, separated
-from biphase.errors import BiphaseError, DataError, SpecError, nearest, one_line
+from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
-from biphase.remote import explained, patiently, snapshot
+from biphase.remote import patiently, refusing, snapshot
 from biphase.specs import Pairs, Task
 from biphase.store import Store
 from biphase.text import counted
@@ -110,7 +110,8 @@ def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
     """Return the local copies of the files on the hub that a place means; missing ones are downloaded."""
     refuse_unpinned(whose, place)
     which: Any = {"repo_type": "dataset", "revision": place.revision}
-    try:
+    what = f"{whose}: {place.repository} cannot be read from the hub"
+    with refusing(DataError, what, f"datasets/{place.repository}", place.remedy):
         from huggingface_hub import HfApi, get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -121,11 +122,6 @@ def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
         chosen = _chosen(whose, place.address, place.path, _HubFolder(names))
         allow = [glob.escape(name) for name in chosen]
         folder = snapshot(place.repository, place.revision, allow, kind="dataset")
-    except BiphaseError:
-        raise
-    except Exception as wrong:  # the hub's library raises many kinds: offline, refused, absent, rate limits
-        why = explained(wrong, f"datasets/{place.repository}", place.remedy)
-        raise DataError(f"{whose}: {place.repository} cannot be read from the hub: {why}") from wrong
     return tuple(folder / name for name in chosen)
 
 

@@ -1123,6 +1123,14 @@ MUTATIONS = [
         "a decoder that serves as an encoder is called a change of weights",
     ),
     Mutation(
+        "verify imports what a folder names",
+        "export/vectors.py",
+        'if not name.startswith("sentence_transformers."):',
+        "if not name:",
+        "export/test_vectors.py::test_neither_code_nor_pickles_of_a_folder_are_run",
+        "sentence-transformers before version 6 runs code of the folder",
+    ),
+    Mutation(
         "test vectors have no prompts",
         "export/writing.py",
         'zip(EMBEDDINGS, ("", *prompts), strict=True)',

@@ -331,5 +331,7 @@ def test_a_store_of_another_version_is_refused(version, first_store, verb):
         code, out, err = verb(typed, "study.py")
         assert (code, out, err.count("\n")) == (2, "", 1)
         assert all(fact in err for fact in (f"version {version},", "version 1;", "--store"))
+    (first_store / ABOUT).write_text("{")
+    assert "remove" not in verb("status", "study.py")[2], "a damaged file is not worth the store"
     write_json(first_store / ABOUT, {"version": 1})
     assert verb("status", "study.py")[0] == 0

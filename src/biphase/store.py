@@ -74,7 +74,10 @@ class Store:
                 f"{store.root} was written by an earlier version of biphase ({older[0]}/); type --store with another folder, "
                 "or go on with the version that wrote it"
             )
-        about = read_json(store.root / ABOUT) if (store.root / ABOUT).exists() else {"version": 1}
+        try:
+            about = read_json(store.root / ABOUT) if (store.root / ABOUT).exists() else {"version": 1}
+        except StoreError:  # which would say to remove the folder
+            about = None
         version = about.get("version") if isinstance(about, dict) else None
         if version != VERSION:
             raise StoreError(

@@ -107,6 +107,17 @@ def test_a_wrong_sum_is_found(together, kind):
         assert os.uname().nodename in rows["gloo"][1]
 
 
+def test_a_machine_that_cannot_write_to_the_store_is_named(together, tmp_path):
+    def check(ranks: Ranks) -> list[Diagnosis]:
+        os.environ["LOCAL_RANK"] = "0"  # each process stands for a machine
+        return validate.check_machines(ranks, Store(tmp_path if ranks.first else "/proc/none"), 1)
+
+    for rows in together(check):
+        assert rows["store"][0] is False
+        assert "/proc/none" in rows["store"][1]
+        assert "disk" in rows
+
+
 def test_a_link_that_is_slower_than_half_of_what_was_typed_fails(together):
     for rows in together(lambda ranks: validate.check_links(ranks, 1e6)):
         assert rows["gloo"][0] is False

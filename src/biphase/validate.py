@@ -74,10 +74,10 @@ def check_machines(ranks: Ranks, store: Store, machines: int) -> list[Diagnosis]
     facts = ranks.gather([platform.node(), own])
     everyone = [(node, rows) for node, rows in facts if rows]
     here = distributed.machine(ranks.device)
-    named = ", ".join(f"{name} {here[name]}" for name in ("biphase", "torch", "transformers"))
-    rows = [Diagnosis("versions", True, f"{named}, equal on {counted(len(everyone), 'machine')}")]
-    for number in range(len(everyone[0][1])):
-        of_all = [(node, Diagnosis(**rows[number])) for node, rows in everyone]
+    versions = ", ".join(f"{name} {here[name]}" for name in ("biphase", "torch", "transformers"))
+    rows = [Diagnosis("versions", True, f"{versions}, equal on {counted(len(everyone), 'machine')}")]
+    for name in dict.fromkeys(row["name"] for _, own in everyone for row in own):
+        of_all = [(node, Diagnosis(**row)) for node, own in everyone for row in own if row["name"] == name]
         node, worst = min(of_all, key=lambda each: (False, None, True).index(each[1].ok))
         named = worst.ok is not True and len(everyone) > 1
         rows.append(replace(worst, detail=f"{node}: {worst.detail}") if named else worst)

@@ -646,6 +646,7 @@ class PlanTuner(Tuner):
             with lease:
                 look_again(path.parent)  # its last holder may have written it just now
                 if _kept_baseline(path) is None:
+                    path.parent.mkdir(exist_ok=True)
                     write_json(path, with_checksum({"lexical": compute()}))
         return known[0]
 

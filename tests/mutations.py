@@ -637,7 +637,7 @@ MUTATIONS = [
     Mutation(
         "the fused block's weights are unknown to autograd",
         "fast/trunk.py",
-        "_BlockFunction.apply(r, y, *norms, block, how, *block.weights)",
+        "_BlockFunction.apply(r, y, *norms, block, how, *weights)",
         "_BlockFunction.apply(r, y, *norms, block, how)",
         "training/test_distributed.py::test_buckets_are_the_same_in_every_step_and_process_and_begin_before_the_backward_pass_ends",
         "sums of gradients wait for the end of the backward pass",

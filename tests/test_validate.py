@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import torch.distributed as dist
 from biphase import validate
 from biphase.cluster.machines import ALONE
 from biphase.doctor import Diagnosis
-from biphase.store import Store
+from biphase.store import Store, wait_for
 from biphase.training import distributed
 from biphase.training.distributed import Ranks
 from biphase.validate import Validation
@@ -25,7 +26,7 @@ from biphase.validate import Validation
 @pytest.fixture
 def together(tmp_path, monkeypatch):
     """Run checks in two processes that have joined; gives the rows of both, by name."""
-    monkeypatch.setattr(validate, "HOST_ELEMENTS", 2**12)
+    monkeypatch.setattr(validate, "BUCKET", 2**12)
     monkeypatch.setattr(validate, "DISK_BYTES", 2**12)
     monkeypatch.setattr(validate, "ROUNDS", 3)
 
@@ -106,6 +107,17 @@ def test_a_wrong_sum_is_found(together, kind):
         assert os.uname().nodename in rows["gloo"][1]
 
 
+def test_a_machine_that_cannot_write_to_the_store_is_named(together, tmp_path):
+    def check(ranks: Ranks) -> list[Diagnosis]:
+        os.environ["LOCAL_RANK"] = "0"  # each process stands for a machine
+        return validate.check_machines(ranks, Store(tmp_path if ranks.first else "/proc/none"), 1)
+
+    for rows in together(check):
+        assert rows["store"][0] is False
+        assert "/proc/none" in rows["store"][1]
+        assert "disk" in rows
+
+
 def test_a_link_that_is_slower_than_half_of_what_was_typed_fails(together):
     for rows in together(lambda ranks: validate.check_links(ranks, 1e6)):
         assert rows["gloo"][0] is False
@@ -142,3 +154,20 @@ def test_a_machine_is_validated_and_the_store_is_left_as_it_was(tmp_path, proces
     assert "same bits" in checks["resume"]["detail"]
     assert checks["shard"]["ok"] is (True if processes == 2 else None)
     assert not Path(store).exists()
+
+
+@pytest.mark.campaign
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_validation_leaves_nothing(tmp_path, number):
+    store, temporary = tmp_path / "store", tmp_path / "temporary"
+    temporary.mkdir()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "biphase", "validate", "--store", store, "--processes", "2"],
+        env=os.environ | {"TMPDIR": str(temporary)},
+        start_new_session=True,
+    )
+    assert wait_for(lambda: any(store.glob(".validate-*/calm/studies")))
+    os.killpg(child.pid, number)
+    assert child.wait(30) == 128 + number
+    assert not store.exists()
+    assert not list(temporary.iterdir())

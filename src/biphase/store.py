@@ -367,8 +367,9 @@ def read_json(path: Path) -> Any:
 
 def look_again(folder: Path) -> None:
     """Make NFS forget which names were absent from a folder, as it does when this machine changes the folder's times."""
-    folder.mkdir(parents=True, exist_ok=True)
-    os.utime(folder)
+    for place in (folder.parent, folder):  # the folder itself may be one of those names
+        with contextlib.suppress(OSError):
+            os.utime(place)
 
 
 def wait_for(appears: Callable[[], object], seconds: float = VISIBLE_SECONDS) -> bool:

@@ -58,11 +58,10 @@ PHASE_SECONDS = 600.0
 SEEN_SECONDS = 60.0  # a lease counts as stale when no heartbeat was seen for so long
 SLOW_SECONDS = 5.0  # between two heartbeats
 ROUNDS = 10  # of each contest of the processes for one name
-HOST_ELEMENTS = 2**23  # of the timed sum on the host; on GPUs a bucket of gradients
 DISK_BYTES = 2**26
 STEPS, CHECKPOINT = 100, 20
 ROUNDING, LOSS_APART = 1e-5, 0.02  # between sharded and not: of weights on CPUs, relative of losses on GPUs
-NOT_CHECKED = "not checked: "
+KILLED, NOT_CHECKED = "killed", "not checked: "
 
 
 # ---------------------------------------------------------------- the group: machines and links
@@ -75,10 +74,10 @@ def check_machines(ranks: Ranks, store: Store, machines: int) -> list[Diagnosis]
     facts = ranks.gather([platform.node(), own])
     everyone = [(node, rows) for node, rows in facts if rows]
     here = distributed.machine(ranks.device)
-    named = ", ".join(f"{name} {here[name]}" for name in ("biphase", "torch", "transformers"))
-    rows = [Diagnosis("versions", True, f"{named}, equal on {counted(len(everyone), 'machine')}")]
-    for number in range(len(everyone[0][1])):
-        of_all = [(node, Diagnosis(**rows[number])) for node, rows in everyone]
+    versions = ", ".join(f"{name} {here[name]}" for name in ("biphase", "torch", "transformers"))
+    rows = [Diagnosis("versions", True, f"{versions}, equal on {counted(len(everyone), 'machine')}")]
+    for name in dict.fromkeys(row["name"] for _, own in everyone for row in own):
+        of_all = [(node, Diagnosis(**row)) for node, own in everyone for row in own if row["name"] == name]
         node, worst = min(of_all, key=lambda each: (False, None, True).index(each[1].ok))
         named = worst.ok is not True and len(everyone) > 1
         rows.append(replace(worst, detail=f"{node}: {worst.detail}") if named else worst)
@@ -125,8 +124,7 @@ def check_links(ranks: Ranks, gigabytes: float) -> list[Diagnosis]:
 
 def _timed_sum(ranks: Ranks, device: torch.device) -> tuple[float, str]:
     """Return the bytes per second that each process sends in a sum, 0 if the sum is wrong, and its description."""
-    elements = HOST_ELEMENTS if device.type == "cpu" else BUCKET
-    numbers = torch.arange(elements, device=device, dtype=torch.int32) % 1000
+    numbers = torch.arange(BUCKET, device=device, dtype=torch.int32) % 1000
     seconds, wrong = [], False
     for known in (*[numbers[:1]] * 5, *[numbers] * 5):
         sent = known * (ranks.rank + 1)
@@ -330,14 +328,14 @@ class Validation:
                 f"--processes {self.processes}: this machine has {gpus} GPUs; type --processes {gpus}"
             )
         new = not self.store.root.exists()
-        with tempfile.TemporaryDirectory(prefix="biphase-") as folder:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that it cleans up too
+        with tempfile.TemporaryDirectory(prefix="biphase-", ignore_cleanup_errors=True) as folder:
             result = Path(folder) / "group.json"
+            # What killed processes leave in TMPDIR is removed with the folder.
+            os.environ |= {RESULT: str(result), "TMPDIR": folder}
             try:
                 self.say("links, folder and machines")
-                words = ["--link", f"{self.link:g}"]
-                problem = self._phase(
-                    0, "validate", words, self.store.root, environment={RESULT: str(result)}
-                )
+                problem = self._phase(0, "validate", ["--link", f"{self.link:g}"], self.store.root)
                 if problem or not result.is_file():
                     return [Diagnosis("start", False, problem or "the processes left no result")]
                 group = read_json(result)
@@ -345,8 +343,8 @@ class Validation:
                 return rows + (self._study(Path(folder), Path(group["scratch"])) if self.study else [])
             finally:
                 if self.machines.node == 0:
-                    for scratch in [read_json(result)["scratch"]] if result.is_file() else []:
-                        shutil.rmtree(scratch, ignore_errors=True)
+                    if result.is_file():
+                        shutil.rmtree(read_json(result)["scratch"], ignore_errors=True)
                     if new:
                         with contextlib.suppress(OSError):
                             self.store.root.rmdir()
@@ -365,10 +363,12 @@ class Validation:
         if problem := self._phase(1, "run", words, calm):
             return [Diagnosis("study", False, problem)]
         self.say("the same study, killed and resumed")
-        if not self._phase(2, "run", words, killed, kill=saved):
+        ended = self._phase(2, "run", words, killed, kill=saved)
+        if not ended:
             rows = [Diagnosis("resume", None, f"{NOT_CHECKED}the study ended before it could be killed")]
         else:
-            problem = self._phase(3, "run", words, killed)
+            as_meant = ended == KILLED or self.machines.node
+            problem = self._phase(3, "run", words, killed) if as_meant else ended
             rows = [self._compared("resume", calm, killed, problem, bits=not torch.cuda.is_available())]
         if world == 1:
             return [*rows, Diagnosis("shard", None, f"{NOT_CHECKED}one process")]
@@ -389,9 +389,8 @@ class Validation:
         return Diagnosis(name, well, f"{what}: {how}")
 
     def _phase(
-        self, number: int, verb: str, words: list[str], store: Path, *,
-        kill: Callable[[], bool] = lambda: False, environment: dict[str, str] | None = None,
-    ) -> str:  # fmt: skip
+        self, number: int, verb: str, words: list[str], store: Path, kill: Callable[[], bool] = lambda: False
+    ) -> str:
         """Run a command of biphase on this machine; return why it failed, "" if it did not.
 
         When `kill()`, or after `PHASE_SECONDS`, it and all its processes are killed.
@@ -403,15 +402,14 @@ class Validation:
         until, problem = time.monotonic() + PHASE_SECONDS, ""
         with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as printed:
             child = subprocess.Popen(
-                [sys.executable, "-m", "biphase", *typed], env=os.environ | (environment or {}),
-                stdout=subprocess.DEVNULL, stderr=printed,
-            )  # fmt: skip
+                [sys.executable, "-m", "biphase", *typed], stdout=subprocess.DEVNULL, stderr=printed
+            )
             try:
                 while child.poll() is None and not problem:
                     if time.monotonic() > until:
                         problem = f"it did not end within {PHASE_SECONDS:g} s"
                     elif kill():
-                        problem = "killed"
+                        problem = KILLED
                     time.sleep(0.01)
             finally:
                 for pid in (*descendants(child.pid), child.pid) if child.poll() is None else ():

@@ -18,6 +18,7 @@ from biphase.specs import BPE, CLM, Classify, Corpus, Finetune, Pretrain, Stage,
 from biphase.store import Store, read_checked, sha256, with_checksum, write_json
 from biphase.study.plan import Plan
 from biphase.study.worker import PlanTuner
+from biphase.tracking import Tracking
 from biphase.training.distributed import Ranks
 from biphase.training.options import RuntimeOptions
 
@@ -119,8 +120,12 @@ def test_workers_compute_a_baseline_once(tmp_path, store):
         time.sleep(0.3)
         return "BM25", {"test": {"ndcg@10": 0.1}}
 
+    tracking = Tracking((), "s", tmp_path / "tracked")
+
     def recall(number: int) -> None:
-        tuner = PlanTuner(plan, store, ranks, options, shards=lambda run: None, live=lambda text: None)
+        tuner = PlanTuner(
+            plan, store, ranks, options, shards=lambda run: None, live=lambda text: None, tracking=tracking
+        )
         assert tuner.recall(task, compute) == ("BM25", {"test": {"ndcg@10": 0.1}})
 
     at_once(4, recall)

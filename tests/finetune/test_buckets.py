@@ -15,7 +15,7 @@ from biphase.finetune.families import TextClassification, family_of
 from biphase.finetune.trial import RATIO, ROUND, FineTuner, batches_of, buckets_of, rows_of
 from biphase.randomness import permute, salt
 from biphase.specs import Classify, Task
-from biphase.tasks.encode import Ragged
+from biphase.tasks.collection import Ragged
 from biphase.tasks.load import load
 
 NAMES = ["sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini"]

@@ -14,7 +14,8 @@ from biphase import CATALOG
 from biphase.errors import ModelError, SpecError
 from biphase.finetune.encoder import encoder_of_hub, packs
 from biphase.specs import Finetune, Hub
-from biphase.tasks.encode import Ragged, encode_texts
+from biphase.tasks.collection import Ragged
+from biphase.tasks.encode import encode_texts
 
 SPEECH = [
     "the old house sees a small boat",

@@ -203,7 +203,9 @@ def test_fine_tunings_longer_than_their_time_slots_end_in_the_same_bits_after_se
 def tuner_of(plan, store, worker, **options):
     """A tuner as a worker makes it."""
     of = worker(plan, store, **options)
-    return PlanTuner(plan, store, ALONE, of.options, shards=of.shards.alone, live=[].append)
+    return PlanTuner(
+        plan, store, ALONE, of.options, shards=of.shards.alone, live=[].append, tracking=of.tracking
+    )
 
 
 def test_a_stop_while_a_model_is_scored_keeps_its_training(plan, finished, worker):

@@ -69,7 +69,8 @@ from biphase.specs import (
 )
 from biphase.specs.tasks import AnswerSpan, LabelledText, Question
 from biphase.store import MANIFEST, Store
-from biphase.tasks.encode import Ragged, Tokenization
+from biphase.tasks.collection import Ragged
+from biphase.tasks.encode import Tokenization
 from biphase.tasks.load import Examples
 from biphase.training import distributed, optimizer
 from biphase.training.distributed import Ranks, Replicated

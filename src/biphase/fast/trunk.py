@@ -29,6 +29,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -202,8 +203,8 @@ class ForwardContext:
 class _BlockFunction(torch.autograd.Function):
     """One block: r, y → r, y
 
-    The matrices' weights are inputs too, though their gradients are written directly: so autograd knows whether a block
-    is trained, and when the gradients of a weight are complete.
+    The matrices' weights may be inputs too, though their gradients are written directly: so autograd knows whether a
+    block is trained, and when the gradients of a weight are complete.
     """
 
     @staticmethod
@@ -258,6 +259,7 @@ class _BlockFunction(torch.autograd.Function):
         below = below.flatten(1)
         dr, made, d_first = ops.add_norm_backward(block.qkv.back(below), r1, first, s1, dr, again=again)
         block.qkv.learn(below, made if again else n1)
+        # As many as the inputs, or more: autograd ignores what is left over.
         return dr, dr if ctx.added else None, d_first, d_second, None, None, *(None for _ in block.weights)
 
 
@@ -359,7 +361,9 @@ class FusedTrunk:
                 if number == len(self.blocks):
                     how = replace(how, only=only)
                 norms = (norm.weight for norm in block.norms)
-                r, y = _BlockFunction.apply(r, y, *norms, block, how, *block.weights)
+                # They cost the host some time, so only if other processes wait for them, or if all below is frozen.
+                weights = block.weights if dist.is_initialized() or not r.requires_grad else ()
+                r, y = _BlockFunction.apply(r, y, *norms, block, how, *weights)
             assert y is not None
             last = self.trunk.norm
             hidden = _LastNorm.apply(r, y, last.weight, last.variance_epsilon, self.ops)

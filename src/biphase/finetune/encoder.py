@@ -32,7 +32,8 @@ from biphase.protocol import FINETUNE_TOKENS, input_length, token_share
 from biphase.records import content_key
 from biphase.specs import Finetune, Hub, Pretrain
 from biphase.store import Store
-from biphase.tasks.encode import Ragged, Tokenization, by_length
+from biphase.tasks.collection import Ragged
+from biphase.tasks.encode import Tokenization, by_length
 from biphase.training import distributed
 from biphase.training.pretrain import model_of_checkpoint
 

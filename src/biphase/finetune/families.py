@@ -48,11 +48,10 @@ from biphase.tasks.baselines import (
     tfidf_numbers,
     word_tags,
 )
-from biphase.tasks.collection import Keep, RaggedWriter, Texts, read_ragged, temporary
+from biphase.tasks.collection import Keep, Ragged, RaggedWriter, Texts, read_ragged, temporary
 from biphase.tasks.encode import (
     NOTHING,
     Decoded,
-    Ragged,
     Tokenization,
     by_length,
     decode_spans,

@@ -53,7 +53,7 @@ from biphase.objectives import IGNORE
 from biphase.randomness import permute, salt
 from biphase.specs import AdamW, Finetune
 from biphase.store import Store, debris, publish, read_verified, verify, write_json
-from biphase.tasks.encode import Ragged
+from biphase.tasks.collection import Ragged
 from biphase.training.distributed import Ranks, Replicated, seed_device
 from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train
 from biphase.training.optimizer import by_depth, forget, linear_rate, optimizer_state

@@ -646,20 +646,21 @@ class PlanTuner(Tuner):
             with lease:
                 look_again(path.parent)  # its last holder may have written it just now
                 if _kept_baseline(path) is None:
+                    path.parent.mkdir(exist_ok=True)
                     write_json(path, with_checksum({"lexical": compute()}))
         return known[0]
 
     def _keep(self, task: Task, what: str, build: Callable[[Path], None]) -> Path:
         """Return the folder of a large collection's files in the store; one worker writes them."""
         folder = self.store.documents / content_key({"task": self.plan.tasks[task.name], "what": what})
-        while not self.store.has(folder):
+        while not self.store.has_now(folder):
             lease = self.leases.take(f"documents-{folder.name}")
             if lease is None:  # another worker writes them
                 self._pause()
                 time.sleep(POLL_SECONDS)
                 continue
             with lease, self.store.attempt(f"documents-{folder.name}") as attempt:
-                if not self.store.has(folder):  # its last holder may have published it just now
+                if not self.store.has_now(folder):  # its last holder may have published it just now
                     build(attempt)
                     self.check(task)  # before it passes for the documents of the plan's dataset
                     publish(attempt, folder)

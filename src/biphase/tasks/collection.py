@@ -1,4 +1,4 @@
-"""Large collections of documents: written once as a stream, read as memory maps.
+"""Arrays of different lengths, and large collections of documents: written once as a stream, read as memory maps.
 
 A list of Python strings takes about 1.5 KB for each document of MS MARCO, in every worker. Memory maps take none of a
 process's own memory: the workers of a machine share the pages of one file, which the system drops when it needs them.
@@ -12,14 +12,13 @@ from __future__ import annotations
 import tempfile
 from array import array
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-
-from biphase.tasks.encode import Ragged
 
 LARGE_BYTES = 2**26  # of a collection's files; smaller ones are held in memory
 BLOCK = 2**16  # texts read at a time
@@ -37,6 +36,36 @@ def temporary(what: str, build: Callable[[Path], None]) -> Path:
 @cache
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="biphase-documents-")
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """Arrays of different lengths, concatenated: array i is `flat[starts[i] : starts[i + 1]]`."""
+
+    flat: np.ndarray
+    starts: np.ndarray  # one more than there are arrays
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __getitem__(self, number: int) -> np.ndarray:
+        at = range(len(self))[number]  # allows negative indices, and raises IndexError beyond the end
+        return self.flat[self.starts[at] : self.starts[at + 1]]
+
+    def __iter__(self) -> Iterator[np.ndarray]:
+        return (self.flat[start:end] for start, end in zip(self.starts[:-1], self.starts[1:], strict=True))
+
+    @property
+    def lengths(self) -> np.ndarray:
+        return np.diff(self.starts)
+
+    @classmethod
+    def from_lists(cls, lists: Sequence[Any], dtype: Any = None, *, item: tuple[int, ...] = ()) -> Ragged:
+        """Concatenate lists or arrays, converted to `dtype` if given; `item` is the shape of one entry."""
+        rows = [np.asarray(row, dtype).reshape(-1, *item) for row in lists]
+        starts = np.zeros(len(rows) + 1, np.int64)
+        np.cumsum([len(row) for row in rows], out=starts[1:])
+        return cls(np.concatenate(rows) if rows else np.empty((0, *item), dtype or np.int64), starts)
 
 
 class RaggedWriter:

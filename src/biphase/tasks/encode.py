@@ -21,6 +21,7 @@ import numpy as np
 from biphase.errors import DataError, SpecError, one_line
 from biphase.objectives import IGNORE
 from biphase.specs.tasks import Question, TaggedSentence
+from biphase.tasks.collection import Ragged
 
 BLOCK = 1_000  # texts per tokenizer call; its results take far more memory than the ids
 
@@ -53,36 +54,6 @@ class Tokenization:
         """Return the input ids of a text: before + as many of its tokens as fit + after."""
         before, after = (np.array(side, np.int32) for side in (self.before, self.after))
         return np.concatenate((before, ids[: self.room], after))
-
-
-@dataclass(frozen=True, eq=False)
-class Ragged:
-    """Arrays of different lengths, concatenated: array i is `flat[starts[i] : starts[i + 1]]`."""
-
-    flat: np.ndarray
-    starts: np.ndarray  # one more than there are arrays
-
-    def __len__(self) -> int:
-        return len(self.starts) - 1
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        at = range(len(self))[number]  # allows negative indices, and raises IndexError beyond the end
-        return self.flat[self.starts[at] : self.starts[at + 1]]
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        return (self.flat[start:end] for start, end in zip(self.starts[:-1], self.starts[1:], strict=True))
-
-    @property
-    def lengths(self) -> np.ndarray:
-        return np.diff(self.starts)
-
-    @classmethod
-    def from_lists(cls, lists: Sequence[Any], dtype: Any = None, *, item: tuple[int, ...] = ()) -> Ragged:
-        """Concatenate lists or arrays, converted to `dtype` if given; `item` is the shape of one entry."""
-        rows = [np.asarray(row, dtype).reshape(-1, *item) for row in lists]
-        starts = np.zeros(len(rows) + 1, np.int64)
-        np.cumsum([len(row) for row in rows], out=starts[1:])
-        return cls(np.concatenate(rows) if rows else np.empty((0, *item), dtype or np.int64), starts)
 
 
 def encode_texts(tokenization: Tokenization, texts: Sequence[str], *, keep_end: bool = False) -> Ragged:

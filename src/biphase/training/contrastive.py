@@ -31,7 +31,8 @@ from biphase.objectives import LossTerm
 from biphase.presets import sources_of
 from biphase.randomness import permute, salt
 from biphase.specs import Contrastive, Pretrain
-from biphase.tasks.encode import Ragged, Tokenization, by_length, encode_texts
+from biphase.tasks.collection import Ragged
+from biphase.tasks.encode import Tokenization, by_length, encode_texts
 from biphase.tasks.load import Pair, load_pairs
 from biphase.training.distributed import Ranks
 

@@ -150,7 +150,7 @@ class Ranks:
         if self.world == 1:
             return
         names = self.gather(platform.node())
-        for device in {torch.device("cpu"), self.device}:
+        for device in dict.fromkeys((torch.device("cpu"), self.device)):  # in the same order everywhere
             sent = torch.arange(1, 65, dtype=torch.float64, device=device)
             total = sent * (self.rank + 1)
             parts = [torch.empty_like(sent) for _ in range(self.world)]

@@ -44,7 +44,7 @@ def test_control_characters_of_a_study_or_a_path_are_escaped(tiny_run, study_fil
     assert r"\x1b[2J.py" in verb("plan", tmp_path / "\x1b[2J.py")[2]
 
 
-def test_papers_lists_what_their_studies_cost(tmp_path, monkeypatch):
+def test_papers_lists_what_their_studies_cost(tmp_path, monkeypatch, verb):
     monkeypatch.chdir(tmp_path)
     lines = biphase("papers", "--device", "h200").splitlines()
     titles = [line for line in lines if line.endswith(" claims")]
@@ -52,6 +52,8 @@ def test_papers_lists_what_their_studies_cost(tmp_path, monkeypatch):
     (cost,) = [line for line in lines if "papers/dual_objective/gpu:" in line]
     for part in ("10 runs", "min on h200", "GB of disk"):
         assert part in cost
+    code, out, err = verb("papers", "--device", "nope")
+    assert (code, out, err.count("\n"), "'nope'" in err) == (2, "", 1, True)
     assert not list(tmp_path.iterdir())
 
 

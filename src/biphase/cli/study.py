@@ -69,10 +69,14 @@ def papers(
     from biphase import papers
     from biphase.errors import BiphaseError
     from biphase.specs.study import PAPERS
+    from biphase.store import Store
     from biphase.study.describe import brief
+    from biphase.study.devices import device_named
     from biphase.study.load import studies_of
     from biphase.study.prices import bill
 
+    if device:
+        device_named(device, Store.open(store_folder))  # refuses an unknown one
     for name in PAPERS:
         paper, sources = papers.load(name), studies_of(name)
         show(f"{name}: {paper.authors}, {paper.title} ({paper.venue}); {len(paper.statements)} claims")

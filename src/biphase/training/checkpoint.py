@@ -375,7 +375,7 @@ class Saver:
         if not self.ranks.first:
             return
         try:
-            for name in entries:  # those of other machines
+            for name in sorted(entries.keys() - now.entries.keys()):  # those of other machines
                 wait_for((now.folder / name).is_file)
             for kind in SAVED_KINDS if now.whole else ():
                 parts, entries[f"{kind}.safetensors"] = join_parts(now.folder, kind, list(entries))

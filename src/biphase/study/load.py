@@ -214,7 +214,10 @@ def run_named(
         keys = store.named(store.checkpoints, model)
         if not keys:
             refuse_metadata_only(model, store)
-            raise SpecError(f"there is no checkpoint {model} in {store.checkpoints}")
+            raise SpecError(
+                f"there is no checkpoint {model} in {store.checkpoints}; biphase plan STUDY marks those that are done with ✓ "
+                "(a start without training is none)"
+            )
         if len(keys) > 1:
             raise SpecError(
                 f"{len(keys)} checkpoints of {store.checkpoints} begin with {model}; type more digits"

@@ -25,6 +25,7 @@ class Network:
         self.names = [f"{prefix}{host}" for host in self.hosts]
         self.bridge = f"{prefix}br"
         self.link = f"{prefix}h" if joined else ""
+        self.delays: list[subprocess.Popen[bytes]] = []
         self.known = Path(f"/run/{prefix}.hosts")  # in the place of /etc/hosts
         self.subnet = f"198.18.{os.getpid() % 256}"  # reserved for tests of networks
 
@@ -55,6 +56,9 @@ class Network:
         for name in (*self.names, self.bridge):
             self.signal(name, signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", name], capture_output=True)
+        for child in self.delays:
+            child.kill()
+            child.wait()
         self.known.unlink(missing_ok=True)
 
     def signal(self, name: str, number: signal.Signals) -> None:
@@ -75,6 +79,22 @@ class Network:
             rules += f"table ip faults {{ chain drops {{ type filter hook input priority 0; {rule}; }}\n}}"
         typed = ["ip", "netns", "exec", self.names[number], "nft", "-f", "-"]
         subprocess.run(typed, input=rules, text=True, check=True)
+
+    def delay(self, number: int, seconds: float) -> None:
+        """Deliver every frame to and from a machine this much later, from now on; do not `cut` it then."""
+        port, inner, outer = f"p{number}", f"i{number}", f"o{number}"
+        ip("-n", self.bridge, "link", "set", port, "nomaster")
+        ip("-n", self.bridge, "link", "add", "name", inner, "up", "type", "veth", "peer", "name", outer)
+        ip("-n", self.bridge, "link", "set", outer, "master", "bridge0", "up")
+        forward = [sys.executable, Path(__file__).with_name("delayed_link.py"), port, inner, str(seconds)]
+        self.delays.append(subprocess.Popen(["ip", "netns", "exec", self.bridge, *forward]))
+
+    def round_trip(self, number: int) -> float:
+        """Return the seconds in which a machine refuses machine 0 a connection."""
+        connect = f"socket.socket().connect_ex(('{self.address(number)}', 9))"
+        script = f"import socket, timeit; print(timeit.timeit(lambda: {connect}, number=1))"
+        asked = self.start(0, sys.executable, "-c", script, stdout=subprocess.PIPE)
+        return float(asked.communicate(timeout=60)[0])
 
     def start(
         self, number: int, *command: object, view: View | None = None, **options: Any

@@ -152,6 +152,10 @@ def ends_in_the_same_bits(network, study, *stores):
     for store in stores:
         ended = ends(start(network, study, store, 2))
         assert [code for _, code in ended] == [0, 0], ended
+    have_the_same_bits(*stores)
+
+
+def have_the_same_bits(*stores):
     one, two = map(last, stores)
     assert one[1] == two[1]
     assert apart(one[0], two[0]) == 0, "the same bits"
@@ -170,6 +174,21 @@ def test_lost_packets_and_a_short_outage_change_nothing(network, study, fresh):
     ended = ends(children)
     assert [code for _, code in ended] == [0, 0], ended
     ends_in_the_same_bits(network, study, fresh("calm"), store)
+
+
+@pytest.mark.campaign
+def test_latency_changes_nothing(network, study, fresh):
+    stores, seconds = [fresh("calm"), fresh("late")], []
+    for store, delay in zip(stores, (0, 0.05), strict=True):
+        if delay:
+            network.delay(1, delay)
+        assert network.round_trip(1) >= 2 * delay
+        began = time.monotonic()
+        ended = ends(start(network, study, store, 2))
+        seconds.append(time.monotonic() - began)
+        assert [code for _, code in ended] == [0, 0], ended
+    print("a run of 50 steps took {:.1f} s, and {:.1f} s with 50 ms each way to node 1".format(*seconds))
+    have_the_same_bits(*stores)
 
 
 @pytest.mark.campaign

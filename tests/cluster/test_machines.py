@@ -224,7 +224,7 @@ def test_machines_that_do_not_fit_are_named_before_anything_is_computed(network,
     ((err, code),) = ends([network.run(0, *words, "--node", 0, "--store", store)], 120)
     assert code == 2
     assert "node 1" in err.splitlines()[-1]
-    ((err, code),) = ends([network.run(1, *words, "--node", 1, "--store", store)], 120)
+    ((err, code),) = ends([network.run(1, *words, "--node", 1, "--store", store)], 90)
     assert code == 2
     assert f"{network.address(0)}:{PORT}" in err.splitlines()[-1]
     assert not list(store.glob("checkpoints/*"))
@@ -235,9 +235,14 @@ def test_processes_that_cannot_reach_each_other_are_reported(network, study, fre
     """The launchers reach each other, but gloo is told to use an interface that the other machine cannot reach."""
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     ended = ends(start(network, study, fresh("store"), 2), 200)
-    assert [code for _, code in ended] == [1, 1], ended
-    for err, _ in ended:
-        assert "GLOO_SOCKET_IFNAME" in err.splitlines()[-1] or "ended" in err.splitlines()[-1], err
+    assert [code for _, code in ended] in ([1, 1], [2, 2]), (
+        ended
+    )  # no answer in time, or a refused connection
+    lines = [err.splitlines()[-1] for err, _ in ended]
+    assert all(line.startswith("error: ") for line in lines), lines
+    assert any("GLOO_SOCKET_IFNAME" in line for line in lines), (
+        "the other may name only the machine that ended"
+    )
 
 
 # ---------------------------------------------------------------- as a Slurm job

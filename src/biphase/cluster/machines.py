@@ -45,6 +45,7 @@ MEETING_SECONDS = 60.0
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 30.0
 CONNECT_SECONDS = 60.0  # for the processes of all machines to connect to each other, once all are ready to
+SECONDS_TO_ANSWER = 5.0  # of one attempt to reach the head
 SEEN_SECONDS = 30.0  # until a file of the head must be visible on the other machines
 GRACE_SECONDS = 10.0  # for torchrun to end after its processes were killed
 STATES = (
@@ -88,6 +89,15 @@ class Machines:
     def head(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
+    def answered(self) -> bool:
+        """Whether something listens at the head."""
+        with (
+            contextlib.suppress(OSError),
+            socket.create_connection((self.host, self.port), SECONDS_TO_ANSWER),
+        ):
+            return True
+        return False
+
     def variables(self) -> dict[str, str]:
         return {VARIABLE: json.dumps(asdict(self))} if self.nodes > 1 else {}
 
@@ -128,6 +138,9 @@ def _connect(machines: Machines) -> TCPStore:
     head = machines.node == 0
     try:
         socket.getaddrinfo(machines.host, machines.port)
+        # torch tries several times as long as it was told to.
+        if not head and not wait_for(machines.answered, MEETING_SECONDS):
+            raise RuntimeError("no answer")
         return TCPStore(
             machines.host,
             machines.port,

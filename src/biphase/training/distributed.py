@@ -178,7 +178,13 @@ def join() -> Ranks:
     if world > 1 and not dist.is_initialized():
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo") if _one_machine() else None
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, timeout=PATIENCE)
+        try:
+            dist.init_process_group(backend, timeout=PATIENCE)
+        except RuntimeError:
+            raise TrainingError(
+                f"processes on {platform.node()} cannot reach the others: allow all TCP ports between the machines, or name "
+                "the network with export GLOO_SOCKET_IFNAME=…"
+            ) from None
     return Ranks(rank, world, device)
 
 

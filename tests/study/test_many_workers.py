@@ -38,7 +38,8 @@ def test_workers_divide_models_and_tasks_among_them(plan, finished, worker):
     grids = set(done)
     assert len(grids) == 6
     read = sum(len(set(tuning_of(lines))) for lines in printed)
-    assert read <= 9, printed  # 6 if none is divided; 18 if all go through the grids in one order
+    # 6 if none is divided, a few more where workers end together; 14 to 18 if all go through the grids in one order
+    assert read <= 12, printed
 
 
 def test_a_worker_sweeps_what_an_interrupted_removal_left(plan, store, worker):

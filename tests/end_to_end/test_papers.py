@@ -9,11 +9,14 @@ import pytest
 
 from biphase.papers import load
 from biphase.specs.study import PAPERS
-from biphase.study.load import studies_of
+
+# Claims that need two sizes, three learning rates, two pretraining seeds, or answering and retrieval, which two tiny
+# tasks do not have.
+BEYOND = {"gisserot2025": {"C2", "C3", "C5", "C6", "C8", "C12", "C18", "C21", "B3", "B5", "B6"}}
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize("name", [name for name in PAPERS if studies_of(name)])
+@pytest.mark.parametrize("name", PAPERS)
 def test_the_small_study_of_a_paper_is_computed_in_minutes_and_judged(name, tmp_path):
     study = f"papers/{name}/small"
     command = [sys.executable, "-m", "biphase"]
@@ -25,4 +28,6 @@ def test_the_small_study_of_a_paper_is_computed_in_minutes_and_judged(name, tmp_
     with (tmp_path / "report" / "claims.csv").open(newline="") as file:
         verdicts = {row["claim"]: row["verdict"] for row in csv.DictReader(file)}
     assert {one.id for one in load(name).statements} <= set(verdicts)
-    assert "not tested" not in verdicts.values()
+    assert {claim for claim, verdict in verdicts.items() if verdict == "not tested"} == BEYOND.get(
+        name, set()
+    )

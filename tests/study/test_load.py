@@ -51,8 +51,6 @@ def test_the_studies_of_a_paper_are_named_by_it(tmp_path, monkeypatch):
     assert load("papers/detour/").study == load(Path("papers/detour")).study
     assert "'detuor'; did you mean 'detour'" in refusal("papers/detuor")
     assert "'tiny'; known: small, gpu" in refusal("papers/detour/tiny")
-    assert studies_of("gisserot2025") == []
-    assert "'gisserot2025'" in refusal("papers/gisserot2025")
     own = tmp_path / "papers"
     own.mkdir()
     assert load(str(written(own, GOOD))).study == STUDY  # a file of one's own in a folder of that name

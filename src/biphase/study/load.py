@@ -89,24 +89,17 @@ def load(path: Path | str) -> LoadedStudy:
 
 def studies_of(paper: str) -> list[str]:
     """Return what to type for the studies that come with a paper: papers/NAME, papers/NAME/small, papers/NAME/gpu."""
-    return [
-        f"papers/{paper}{variant and '/'}{variant}" for variant in VARIANTS if _study_file(paper).is_file()
-    ]
-
-
-def _study_file(paper: str) -> Path:
-    return BUNDLED / paper / "study.py"
+    return [f"papers/{paper}{variant and '/'}{variant}" for variant in VARIANTS]
 
 
 def _of_paper(paper: str, variant: str) -> tuple[Path, str]:
     """Return the file and the variable of a paper's study."""
-    known = [name for name in PAPERS if studies_of(name)]
-    if paper not in known:
-        raise SpecError(f"there is no study of a paper {paper!r}; {nearest(paper, known)}")
+    if paper not in PAPERS:
+        raise SpecError(f"there is no study of a paper {paper!r}; {nearest(paper, PAPERS)}")
     if variant not in VARIANTS:
         kinds = [name for name in VARIANTS if name]
         raise SpecError(f"papers/{paper} has no variant {variant!r}; {nearest(variant, kinds)}")
-    return _study_file(paper), VARIANTS[variant]
+    return BUNDLED / paper / "study.py", VARIANTS[variant]
 
 
 def _from_file(path: Path, variable: str) -> tuple[object, str]:

@@ -1,7 +1,7 @@
 """Gisserot-Boukhlef et al. (2025): "Should We Still Pretrain Encoders with Masked Language Modeling?"
 
 `PAPER` is what a study tests with `papers="gisserot2025"`: the claims (claims.py), the published numbers, the datasets
-and the evaluation protocol. Its runs are studies/paper.py.
+and the evaluation protocol. Its runs are in study.py.
 
 The published numbers are in percent: means over the datasets of a family, single runs, and two contrasts. A model is
 looked up by its recipe, never by its name in a study. Numbers that the paper shows only in a plot are not included. Its

@@ -56,7 +56,7 @@ def losses(shards, *, cut, **how):
         1.0,
         gradients,
         lambda: distributed.autocast(CUDA, "bf16"),
-        model,
+        model.encoder,
     )
     stream = Stream.of(text, Chunks(32, shortest=4), 7)
     found = []

@@ -260,7 +260,7 @@ def learned(model):
         lambda batch: model.loss_sum(batch, AttentionPattern(False)),
         1.0,
         Replicated(list(model.parameters()), Ranks(0, 1, CPU)),
-        model=model,
+        encoder=model.encoder,
     )
     step([BATCH], [BATCH.count], 0.1)
 
@@ -310,8 +310,8 @@ def test_refresh_renews_copies_after_a_change_without_a_trace():
     loss_of(model)
     for weight in model.parameters():
         weight.data.mul_(1.25)
-    model.refresh()
-    copies = model.copies()
+    model.encoder.refresh()
+    copies = model.encoder.copies()
     matrices = [
         weight for name, weight in model.named_parameters() if weight.ndim == 2 and "embed" not in name
     ]

@@ -83,7 +83,7 @@ def reference(model, steps, *, clip):
 
 def plain_step(model, adam, clip=0.5, copies=None):
     gradients = Replicated(list(model.parameters()), ALONE)
-    return PlainStep(adam, loss_sum_of(model), clip, gradients, model=copies)
+    return PlainStep(adam, loss_sum_of(model), clip, gradients, encoder=copies)
 
 
 def ours(model, steps, *, clip, copies=None, wrapped=lambda plain: plain):

@@ -379,7 +379,7 @@ class PretrainingSide:
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
         autocast = partial(distributed.autocast, self.device, self.case.precision)
         step = PlainStep(
-            self.adam, self.loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model
+            self.adam, self.loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model.encoder
         )
         batches = load_ahead(self.batches, 0, steps, loaders=1)
         hooks = Hooks(after=(lambda done: after(),))

@@ -15,6 +15,7 @@ import math
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, replace
+
 import torch
 from torch import Tensor
 

@@ -41,7 +41,6 @@ from biphase.models.backbone import (
     probe,
     set_rope_base,
 )
-from biphase.models.native import is_masked, masked_forms
 from biphase.objectives import Batch, assign
 from biphase.presets import sources_of
 from biphase.protocol import heldout_objectives, micro_rows
@@ -121,7 +120,7 @@ def _from_hub(
     assert isinstance(root.start, Hub)
     model = from_hub(root.start, tokenizer, length=run.packing.length, stretched=_stretched(run))
     if probed:
-        _probe(model, run, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
+        probe(model, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
     if run.adapter:
         add_adapter(model, run.adapter, seed=root.seed)
     return model
@@ -133,30 +132,13 @@ def _from_scratch(run: Pretrain, root: Pretrain, ids: dict[str, int], *, probed:
         root.start, **ids, length=run.packing.length, seed=root.seed, stretched=_stretched(run)
     )
     if probed and isinstance(root.start, Config):
-        _probe(model, run, vocab=ids["vocab"])
+        probe(model, vocab=ids["vocab"])
     return model
 
 
 def _stretched(run: Pretrain) -> bool:
     """Return whether the rope base changes from the first step on, so that rows may exceed the model's context."""
     return run.initial_rope_base > 0 or (bool(run.stages) and run.phases[0].rope_base > 0)
-
-
-def _probe(model: LanguageModel, run: Pretrain, *, vocab: int) -> None:
-    probe(model, vocab=vocab)
-    if run.stages and not run.stages[-1].objective.causal:
-        model.note = _without_masked_class(model, run.packing.length)
-
-
-def _without_masked_class(model: LanguageModel, length: int) -> str:
-    """Return a warning if transformers has no class that fills masks with the resulting model, else ""."""
-    name = type(model.model).__name__
-    if is_masked(name) or next(masked_forms(model, length), None) is not None:
-        return ""
-    return (
-        f"transformers has no masked-language-model class for {name}: the exported encoder gives hidden states and "
-        "embeddings there, but fills masks only by biphase.load(FOLDER).fill_mask(…)"
-    )
 
 
 # ---------------------------------------------------------------- models of saved checkpoints
@@ -231,9 +213,6 @@ def heldout_losses(
 # ---------------------------------------------------------------- training jobs
 
 
-NONFINITE_LIMIT = 20  # consecutive skipped steps after which training fails
-
-
 @dataclass
 class LiveModel:
     """A trained model on its device with its optimizer, which the next training job of a worker takes over.
@@ -249,7 +228,6 @@ class LiveModel:
     key: str  # "": equal to no checkpoint in the store
     graphs: Graphs[AnyBatch] | None  # captured steps; they read weights and optimizer state where these are
     lines: list[dict[str, Any]]  # the metrics up to `key`
-    texts: list[str]  # the same as JSON
 
     @property
     def bytes(self) -> int:
@@ -306,7 +284,6 @@ class Pretraining:
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
         self.store.refuse_debris(self.store.checkpoints / self.key)  # before the work rather than after it
-        self.texts: list[str] | None = None
         lines = self._load_nearest()
         self._adopt_arithmetic()
         self._load_pairs()
@@ -321,16 +298,13 @@ class Pretraining:
             first=self.progress.step,
             until=self.target,
             tokens_per_step=on_pairs.tokens_per_step if on_pairs else run.batch_tokens,
-            flops_per_token=self.flops_per_token,
             every=1 if ranks.device.type == "cpu" else READ_EVERY,
             behind=0 if ranks.device.type == "cpu" else BEHIND,
             lines=lines,
-            texts=self.texts,
             nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
-            tracked=self.options.tracked if ranks.first else None,
-            live=self.options.live if ranks.first else None,
-            quiet=self.options.quiet or not ranks.first,
-            study_left=self.options.study_left,
+            options=self.options
+            if ranks.first
+            else replace(self.options, tracked=None, live=None, quiet=True),
         )
         self.loaded = True
 
@@ -375,7 +349,7 @@ class Pretraining:
                 if keeps:
                     checkpoint.load_optimizer_state(store, key, self.placed, ranks)
             if unchanged and live:  # a long run has megabytes of metrics
-                lines, self.texts = live.lines, live.texts
+                lines = live.lines
             else:
                 lines = checkpoint.metrics_of(store, key) if ranks.first else []
         except (StoreError, OSError):
@@ -462,7 +436,6 @@ class Pretraining:
             key,
             self.graphs,
             self.meter.lines,
-            self.meter.texts,
         )
 
     def _capturable(self) -> bool:
@@ -548,9 +521,9 @@ class Pretraining:
             self.run.optimizer.clip,
             placed.sharded or Replicated([*placed.learned.values()], self.ranks),
             self._autocast,
-            self.model,
+            self.model.encoder,
         )
-        self.model.refresh()  # a captured step does not look whether weights were loaded
+        self.model.encoder.refresh()  # a captured step does not look whether weights were loaded
         hooks = Hooks(
             after=(
                 self._count,
@@ -662,13 +635,6 @@ class Pretraining:
             until = (self.run.origin_step + done.step + 1) * rows
         facts["samples"] = [until - rows, until - 1]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.outcome)
-        if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
-            last = self.meter.last_skipped
-            raise TrainingError(
-                f"{self.run.name}: {NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                f"{last['step']:,} with samples {last['samples'][0]} to {last['samples'][1]}; "
-                "lower schedule=WSD(peak=…) or look at the text there"
-            )
 
     def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
@@ -747,7 +713,7 @@ class Pretraining:
             "progress": asdict(self.progress),
         }
         key = checkpoint_key(self.run, step, self.identities)
-        record = CheckpointRecord(key, about, "".join(self.meter.texts))
+        record = CheckpointRecord(key, about, self.meter.text())
         if finished:
             self.saver.complete(record)
         else:

@@ -141,12 +141,7 @@ _KINDS = ("layer_types", "layers_block_type")
 def language_model(hub: Hub) -> Any:
     """Load a model with its language-model head in fp32."""
     config = _config(hub)
-    family = _family(config)
-    if type(config) not in family._model_mapping:
-        raise ModelError(
-            f"{hub.source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
-        )
-    return _loaded(hub, family, config)
+    return _loaded(hub, _family(config, hub.source), config)
 
 
 def trunk(hub: Hub) -> Any:
@@ -160,12 +155,7 @@ def new_model(start: Config, *, vocab: int, mask_id: int = 0, pad_id: int = 0) -
     try:
         with quietly():
             config = _new_config(start, source, vocab=vocab, mask_id=mask_id, pad_id=pad_id)
-            family = _family(config)
-            if type(config) not in family._model_mapping:
-                raise ModelError(
-                    f"{source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
-                )
-            model = family._model_mapping[type(config)](config).float()
+            model = _family(config, source)._model_mapping[type(config)](config).float()
     except ModelError:
         raise
     except Exception as wrong:  # wrong values and types, attention that cannot be replaced: many types
@@ -243,8 +233,8 @@ def _above_one(value: Any) -> bool:
     return isinstance(value, int) and value > 1
 
 
-def _family(config: Any) -> Any:
-    """Return the auto class that loads a model with its head, by its `architectures`.
+def _family(config: Any, source: str) -> Any:
+    """Return the auto class that loads a model with its head, by its `architectures`; raise ModelError if it has none.
 
     A model type that has a masked class counts as masked unless it was saved as a decoder.
     """
@@ -254,7 +244,12 @@ def _family(config: Any) -> Any:
     if saved_as & set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()):
         decoder = False
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder
-    return AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    family: Any = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    if type(config) not in family._model_mapping:
+        raise ModelError(
+            f"{source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
+        )
+    return family
 
 
 def _config(hub: Hub) -> Any:
@@ -288,7 +283,9 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, Tensor]]:
 
     def convert() -> tuple[Any, dict[str, Tensor]]:
         config = AutoConfig.from_pretrained(**address(hub), trust_remote_code=False)
-        model = _family(config).from_pretrained(**address(hub), dtype=torch.float32, trust_remote_code=False)
+        model = _family(config, hub.source).from_pretrained(
+            **address(hub), dtype=torch.float32, trust_remote_code=False
+        )
         with tempfile.TemporaryDirectory(prefix="biphase-gguf-") as folder:
             save_model(model, f"{folder}/weights")
             return config, load_file(f"{folder}/weights")

@@ -63,7 +63,7 @@ from biphase.tasks.baselines import METHOD
 from biphase.tasks.files import on_hub, refuse_changed
 from biphase.text import counted, duration, fit, si
 from biphase.tracking import FINISH_SECONDS, Tracking
-from biphase.training import distributed
+from biphase.training import checkpoint, distributed
 from biphase.training.contrastive import read_pairs
 from biphase.training.distributed import Ranks, poor_precision
 from biphase.training.merge import publish_merge
@@ -389,7 +389,7 @@ class Worker:
                 sources=sources,
                 identities=self.identities,
                 ranks=self.ranks,
-                needed=self._needed,
+                needed=lambda: self._needed(job.run),
                 flops_per_token=None if (flops := flops_of(job)) is None else flops / job.tokens,
                 options=options,
                 title=title,
@@ -447,10 +447,11 @@ class Worker:
         self.outcome.failed[key] = one_line(error)
         self.say(f"  {title}  {key[:6]}  failed: {one_line(error)}{more}")
 
-    def _needed(self) -> set[str]:
-        """Return the checkpoints that pruning must keep; all if a plan of the store cannot be read."""
+    def _needed(self, run: Pretrain) -> set[str]:
+        """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read."""
         try:
-            return set(needed_jobs(self.store)) | set(self.plan.jobs)
+            planned = needed_jobs(self.store) | {job["key"]: job for job in self.plan.to_json()["jobs"]}
+            return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
         except (StoreError, KeyError, TypeError, ValueError) as error:
             self._say_once(f"{one_line(error)}; until then no checkpoint is removed")
             return {folder.name for folder in self.store.checkpoints.iterdir()}

@@ -11,7 +11,8 @@ look the same however they were trained.
 
 Every step of a run has a key, so an intermediate checkpoint is a checkpoint like any other: to resume is to find the
 nearest saved one before the wanted step (`nearest`). When a checkpoint is published, earlier ones of the same run are
-removed (`prune`), unless a plan of the store needs them.
+removed (`prune`), unless a plan of the store needs them or an unfinished training job could resume from them
+(`resume_points`).
 
 `Saver` writes a checkpoint in the background:
 
@@ -29,7 +30,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -204,6 +205,29 @@ def prune(run: Pretrain, before: int, store: Store, identities: Identities, need
         folder = store.checkpoints / key
         if key not in needed and store.has(folder):  # never remove files that are not this result
             store.discard(folder)
+
+
+def resume_points(
+    run: Pretrain, jobs: Iterable[dict[str, Any]], store: Store, identities: Identities
+) -> set[str]:
+    """Return, for each unfinished training job in `jobs`, the latest checkpoint of `run` it could resume from.
+
+    `jobs` are the training jobs of saved plans. A job can share a checkpoint with the run if it has the same root, and
+    the same objective and decay phase at that step.
+    """
+    at, origin = checkpoint_key(run.root, 0, identities), run.origin_step
+    saved = saved_on_path(run, run.steps, store, identities)
+    points = set()
+    for job in jobs:
+        first, until = job["steps"]
+        if job["root"] != at or store.has(store.checkpoints / job["key"]):
+            continue
+        for step, key in saved.items():  # latest first
+            alike = run.phase_at(step - 1).objective.label, step > run.decay_start
+            if first < origin + step <= until and alike == (job["objective"], job["decaying"]):
+                points.add(key)
+                break
+    return points
 
 
 def _steps(store: Store, keys: set[str]) -> set[int] | None:

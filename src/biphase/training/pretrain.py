@@ -335,22 +335,16 @@ class Pretraining:
             return []
         step, key = nearest
         keeps = step > 0 or (run.parent is not None and run.optimizer_state == "keep")
-        unchanged = live is not None and live.key == key and keeps
         try:
-            if unchanged:
+            if live and live.key == key and keeps:  # the model is this checkpoint
                 loaded = checkpoint.progress_of(store, key)
+                self.placed, self.graphs, lines = live.placed, live.graphs, live.lines
             else:
                 loaded = checkpoint.load_weights(store, key, self.model, ranks)
-            self.placed = live.placed if live else place(self.model, run, ranks, self.options)
-            if unchanged and live:
-                self.graphs = live.graphs
-            if not unchanged:
+                self.placed = live.placed if live else place(self.model, run, ranks, self.options)
                 self.placed.optimizer.state.clear()
                 if keeps:
                     checkpoint.load_optimizer_state(store, key, self.placed, ranks)
-            if unchanged and live:  # a long run has megabytes of metrics
-                lines = live.lines
-            else:
                 lines = checkpoint.metrics_of(store, key) if ranks.first else []
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.checkpoints / key).exists():

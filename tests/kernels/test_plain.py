@@ -70,3 +70,17 @@ def test_of_tensors_in_16_bits_sums_are_made_in_32_and_results_come_back_in_16()
     close(plain.softmax_error_(logits, LABELS), losses)
     close(logits, grad, relative=4e-3)
     assert logits.data_ptr() == place
+
+
+def test_turning_back_undoes_turning_wherever_the_gradients_lie():
+    """On a CPU the fused trunk needs only one of the two ways, which the kernels of a GPU are compared with."""
+    positions, heads, keys, width = torch.tensor([0, 1, 2, 40, 63, 0, 1]), 4, 2, 16
+    angles = torch.outer(torch.arange(64), 0.1 ** torch.arange(width // 2))
+    qkv, tables = drawn(N, heads + 2 * keys, width), (angles.cos(), angles.sin())
+    turned = qkv.clone()
+    plain.rotate_(turned, positions, *tables, turned=heads + keys)
+    assert torch.equal(turned[:, heads + keys :], qkv[:, heads + keys :]), "values are not turned"
+    joined = plain.unrotate(*turned.split([heads, keys, keys], dim=1), positions, *tables)
+    plain.rotate_(turned, positions, *tables, turned=heads + keys, back=True)
+    for found in (joined, turned):
+        torch.testing.assert_close(found, qkv, rtol=1e-5, atol=1e-5)

@@ -58,11 +58,11 @@ def test_the_live_file_has_every_line_at_once_and_those_before_a_resume(tmp_path
 
 
 def test_too_many_skipped_steps_fail_even_if_a_finite_step_has_ended_the_series():
-    made = meter(every=30, until=40)
-    for number in range(29):
+    made = meter(every=30, behind=5, until=40)
+    for number in range(34):
         step(made, number, bad=float(1 <= number < 1 + NONFINITE_LIMIT))
     with pytest.raises(TrainingError, match=r"step 121 with samples 1 to 2"):
-        step(made, 29)
+        step(made, 34)
     made.close()
     assert made.nonfinite_in_a_row == NONFINITE_LIMIT
 

@@ -66,10 +66,7 @@ def test_parts_make_up_the_whole_and_any_rows_of_it(tmp_path, of):
 
 def test_parts_are_put_together_a_tensor_at_a_time(tmp_path):
     write_parts(tmp_path, 3)
-    parts, entry = join_parts(tmp_path, "model")
-    assert {path.name for path in parts} == {
-        f"model-{n}-of-3.{kind}" for n in range(3) for kind in ("json", "safetensors")
-    }
+    entry = join_parts(tmp_path, "model")
     assert entry["sha256"] == hashlib.sha256((tmp_path / "model.safetensors").read_bytes()).hexdigest()
     assert same(load_file(tmp_path / "model.safetensors"), WEIGHTS)
 

@@ -388,10 +388,11 @@ class Saver:
             for name in sorted(entries.keys() - now.entries.keys()):  # those of other machines
                 wait_for((now.folder / name).is_file)
             for kind in SAVED_KINDS if now.whole else ():
-                parts, entries[f"{kind}.safetensors"] = join_parts(now.folder, kind, list(entries))
-                for path in parts:
-                    path.unlink()
-                    del entries[path.name]
+                parts = [name for name in entries if name.startswith(f"{kind}-")]
+                entries[f"{kind}.safetensors"] = join_parts(now.folder, kind, parts)
+                for name in parts:
+                    (now.folder / name).unlink()
+                    del entries[name]
             (now.folder / "metrics.jsonl").write_text(now.record.metrics)
             write_json(now.folder / "checkpoint.json", {"key": now.record.key, **now.record.about})
             _refuse_part(entries)

@@ -86,16 +86,17 @@ class Meter:
                     f"step {line['step']:,} skipped: loss {line['loss']}, gradient norm {line['norm']}, "
                     f"samples {line['samples'][0]} to {line['samples'][1]}"
                 )
-                if self.nonfinite_in_a_row >= NONFINITE_LIMIT:
-                    raise TrainingError(
-                        f"{NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                        f"{line['step']:,} with samples {line['samples'][0]} to {line['samples'][1]}; "
-                        "lower schedule=WSD(peak=…) or look at the text there"
-                    )
             else:
                 self.nonfinite_in_a_row = 0
                 line.pop("samples", None)
             self._keep(line)
+            if self.nonfinite_in_a_row >= NONFINITE_LIMIT:
+                self.waiting.clear()  # training ends here
+                raise TrainingError(
+                    f"{NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
+                    f"{line['step']:,} with samples {line['samples'][0]} to {line['samples'][1]}; "
+                    "lower schedule=WSD(peak=…) or look at the text there"
+                )
         if self.live_lines:
             self.live_lines.flush()
         if ready:

@@ -141,13 +141,6 @@ class Tensors:
     def __exit__(self, *_: object) -> None:
         self._files.close()
 
-    @property
-    def parts(self) -> list[Path]:
-        """The files that contain the tensors, with the indexes of parts."""
-        files = {entry.file for entries in self._entries.values() for entry in entries}
-        indexes = {file.with_suffix(".json") for file in files}
-        return sorted(files | {index for index in indexes if index.exists()})
-
     def whole(self, name: str) -> Tensor:
         if not self.shapes[name]:
             return self._file(self._entries[name][0].file).get_tensor(name)
@@ -217,11 +210,8 @@ class Tensors:
             self._note(name, whole, path.with_suffix(".safetensors"), first)
 
 
-def join_parts(
-    folder: Path, kind: str, files: Iterable[str] | None = None
-) -> tuple[list[Path], dict[str, Any]]:
-    """Join parts into one file, a tensor at a time; return the parts and the file's manifest entry."""
+def join_parts(folder: Path, kind: str, files: Iterable[str] | None = None) -> dict[str, Any]:
+    """Join parts into one file, a tensor at a time; return its manifest entry."""
     with Tensors(folder, kind, files) as parts:
         kinds = {name: (parts.dtypes[name], shape) for name, shape in parts.shapes.items()}
-        entry = _write(folder / f"{kind}.safetensors", kinds, parts.whole)
-        return parts.parts, entry
+        return _write(folder / f"{kind}.safetensors", kinds, parts.whole)

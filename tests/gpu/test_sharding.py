@@ -47,14 +47,12 @@ def losses(shards, *, cut, **how):
         path = model.to(CUDA).prepare(CUDA, "bf16", **how)
         gradients, adam = Replicated(list(model.parameters()), ranks), build(model, AdamW())
     varlen = varlen_works(CUDA, "bf16")
-    step = PlainStep(
-        adam,
-        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=varlen)),
-        1.0,
-        gradients,
-        lambda: distributed.autocast(CUDA, "bf16"),
-        model.encoder,
-    )
+
+    def loss_sum(batch):
+        with distributed.autocast(CUDA, "bf16"):
+            return model.loss_sum(batch, pattern_of(batch, varlen=varlen))
+
+    step = PlainStep(adam, loss_sum, 1.0, gradients, model.encoder)
     stream = Stream.of(text, Chunks(32, shortest=4), 7)
     found = []
     for number in range(STEPS):

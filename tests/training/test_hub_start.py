@@ -110,7 +110,6 @@ def measured(model, run, store):
         rows=run.heldout_tokens // run.packing.length,
         micro_rows=4,
         ranks=Ranks(0, 1, CPU),
-        autocast=torch.no_grad,
         fixed=False,
     )
 

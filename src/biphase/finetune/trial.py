@@ -517,7 +517,8 @@ class FineTuner:
             # A graphable encoder has no dropout, and a graph could not be reseeded.
             if not self.encoder.graphable:
                 seed_device(salt(seed, "dropout", batch.index), options.device)
-            return family.loss_sum(model, batch)
+            with options.autocast():
+                return family.loss_sum(model, batch)
 
         with grid.training():
             saved = checkpoints.load(*grid.tensors()) if checkpoints else None
@@ -530,7 +531,6 @@ class FineTuner:
                 loss_sum,
                 spec.optimizer.clip,
                 Replicated(grid.parameters, ranks),
-                options.autocast,
                 self.encoder,
             )
             train(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -99,10 +98,9 @@ class PlainStep(Generic[Micro]):
     """An optimizer step that launches its kernels one by one, with what all steps of a training share."""
 
     optimizer: AnyOptimizer
-    loss_sum: Callable[[Micro], Tensor]  # the summed loss of a micro-batch
+    loss_sum: Callable[[Micro], Tensor]  # the summed loss of a micro-batch, in the precision of the run
     clip: float
     gradients: Gradients
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
     encoder: Encoder | None = None  # which reads its weights through 16-bit copies; None: there are none
 
     def __call__(
@@ -118,8 +116,7 @@ class PlainStep(Generic[Micro]):
         loss = torch.zeros((), device=device)
         for number, batch in enumerate(micro):
             self.gradients.collect(last=number == len(micro) - 1)
-            with self.autocast():
-                part = self.loss_sum(batch.to(device)) / divisors[number]
+            part = self.loss_sum(batch.to(device)) / divisors[number]
             part.backward()
             loss += part.detach()
         loss = self.gradients.total(loss)

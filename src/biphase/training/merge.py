@@ -25,6 +25,7 @@ from biphase.data.stream import streams_of, training_stream
 from biphase.errors import ModelError
 from biphase.keys import Identities, Keyring
 from biphase.models.backbone import set_rope_base
+from biphase.objectives import Batch
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.records import encode
 from biphase.specs import CLM, Corpus, Kept, Merge, Pretrain, RowObjective
@@ -130,14 +131,18 @@ def _heldout(
     model.eval()
     varlen, length = varlen_works(device, run.precision), run.packing.length
     rows = run.heldout_tokens // length
+
+    def loss_sum(batch: Batch) -> Tensor:
+        with distributed.autocast(device, run.precision):
+            return model.loss_sum(batch, pattern_of(batch, varlen=varlen))
+
     losses = heldout_losses(
-        lambda batch: model.loss_sum(batch, pattern_of(batch, varlen=varlen)),
+        loss_sum,
         stream,
         heldout_objectives(*own),
         rows=rows,
         micro_rows=micro_rows(distributed.memory_of(device), rows, length),
         ranks=Ranks(0, 1, device),
-        autocast=lambda: distributed.autocast(device, run.precision),
         fixed=False,
     )
     return {name: loss for name, loss in losses.items() if math.isfinite(loss)}

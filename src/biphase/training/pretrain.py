@@ -16,7 +16,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -181,7 +180,6 @@ def heldout_losses(
     rows: int,
     micro_rows: int,
     ranks: Ranks,
-    autocast: Callable[[], AbstractContextManager[object]],
     fixed: bool,
     together: bool = False,  # sharded: every process must run the same number of forward passes
 ) -> dict[str, float]:
@@ -195,15 +193,13 @@ def heldout_losses(
         mass = 0
         for part in mine:
             batch = stream.batch(objective, part.samples, step=0, fixed=fixed)
-            with autocast():
-                total += loss_sum(batch.to(ranks.device))
+            total += loss_sum(batch.to(ranks.device))
             mass += batch.term.mass
         if together:
             samples = mine[0].samples[:1] if mine else torch.tensor([0])
             spare = stream.batch(objective, samples, step=0, fixed=fixed)
             for _ in range(passes_of(every, ranks.world, micro_rows) - len(mine)):
-                with autocast():
-                    loss_sum(spare.without_labels().to(ranks.device))
+                loss_sum(spare.without_labels().to(ranks.device))
         masses = ranks.sum(mass)[0]
         if masses:
             losses[objective.column] = ranks.sum_float(float(total)) / masses
@@ -514,7 +510,6 @@ class Pretraining:
             self._loss_sum,
             self.run.optimizer.clip,
             placed.sharded or Replicated([*placed.learned.values()], self.ranks),
-            self._autocast,
             self.model.encoder,
         )
         self.model.encoder.refresh()  # a captured step does not look whether weights were loaded
@@ -576,17 +571,15 @@ class Pretraining:
             batches += [batches[0].without_labels()] * (passes - len(batches))
         return [*batches]
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        return distributed.autocast(self.ranks.device, self.run.precision)
-
     def _loss_sum(self, batch: AnyBatch) -> torch.Tensor:
         # Seed dropout by the sample index, so that a resumed run drops the same units. The fused path has no dropout.
         if self.placed.path != "fused":
             distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
-        if isinstance(batch, PairBatch):
-            return batch.loss_sum(self.model, self.ranks)
-        z_loss = self.run.z_loss if self.model.training else 0.0  # held-out losses are without it
-        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen), z_loss=z_loss)
+        with distributed.autocast(self.ranks.device, self.run.precision):
+            if isinstance(batch, PairBatch):
+                return batch.loss_sum(self.model, self.ranks)
+            z_loss = self.run.z_loss if self.model.training else 0.0  # held-out losses are without it
+            return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen), z_loss=z_loss)
 
     def _due(self) -> bool:
         """Return whether a checkpoint is due; called before each step."""
@@ -668,7 +661,6 @@ class Pretraining:
             rows=self.run.heldout_tokens // self.run.packing.length,
             micro_rows=self.micro_rows,
             ranks=self.ranks,
-            autocast=self._autocast,
             fixed=self.placed.path == "compiled",
             together=self.placed.sharded is not None,
         )
@@ -677,7 +669,7 @@ class Pretraining:
         facts: dict[str, Any] = {}
         if on_pairs := self._pairs_at(trained):
             most = self.run.heldout_tokens // (2 * on_pairs.objective.length)
-            with self._autocast():
+            with distributed.autocast(self.ranks.device, self.run.precision):
                 facts = on_pairs.measure(self.model, self.ranks, most)
             losses |= {on_pairs.objective.column: facts.pop("loss")} if facts else {}
         self.model.train()

@@ -4,11 +4,11 @@ import pytest
 import torch
 
 from biphase import CLM, MLM, MNTP, WSD, Chunks, Linear, Pretrain, Rows, Size, Stage
-from biphase.attention import AttentionPattern, pattern_of, varlen_works
+from biphase.attention import AttentionPattern, varlen_works
 from biphase.data.stream import boundaries_of
 from biphase.keys import checkpoint_key
 from biphase.models.backbone import from_scratch
-from biphase.objectives import Batch, Vocabulary, apply
+from biphase.objectives import Vocabulary, apply
 from biphase.randomness import hash32, permute, salt
 from biphase.study.plan import identities
 from biphase.training.distributed import seed_device
@@ -116,15 +116,3 @@ def test_bf16_runs_learn_follow_fp32_and_resume(corpus, store, train, packing):
     assert found["all"] < 0.25
     assert found["end"] < 0.03
     assert store.has(store.checkpoints / checkpoint_key(run, 200, identities(store)))
-
-
-def test_a_batch_travels_whole():
-    batch = Batch(
-        torch.zeros(1, 4).long(), torch.arange(4)[None], torch.zeros(1, 4).long(), torch.tensor([0, 4]).int(),
-        torch.tensor([1]), torch.tensor([2]), 1, False, torch.tensor([9]),
-    )  # fmt: skip
-    moved = batch.to(CUDA)
-    assert moved.ids.is_cuda
-    assert moved.boundaries.is_cuda
-    assert moved.count == 1
-    assert pattern_of(moved, varlen=True).boundaries is moved.boundaries

@@ -155,15 +155,6 @@ def test_captured_steps_of_a_mixture_have_the_losses_of_plain_ones(
     assert apart.max() < 0.3
 
 
-def test_a_mixture_resumes_to_the_same_bits(corpus, stores, train):
-    run = run_of(corpus, stages=(Stage(Mix({CLM(): 3, DRAWN: 1}), 60),))
-    whole = train(run, 60, stores("whole"), deterministic=True)
-    store = stores("cut")
-    answers = iter([*[False] * 22, True])
-    train(run, 60, store, stop=lambda: next(answers, False), deterministic=True)
-    assert same_bits(train(run, 60, store, deterministic=True), whole)
-
-
 def test_a_changing_mixture_compiles_a_few_shapes(corpus, stores, train):
     """All shapes would exceed the limit of compiled graphs, and the run would fail."""
     mix = Mix({CLM(): Linear(1, 0, 60), MLM(0.4): Linear(0, 1, 60)})

@@ -11,7 +11,6 @@ from biphase.training.optimizer import (
     build,
     forget,
     optimizer_state,
-    restore_optimizer_state,
     update,
 )
 
@@ -132,21 +131,3 @@ def test_a_reset_optimizer_steps_like_a_new_one_in_the_same_memory():
         take(other, fresh, gradients(other, seed))
     assert {name: one.data_ptr() for name, one in optimizer_state(weights, optimizer).items()} == places
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), other.parameters(), strict=True))
-
-
-def test_a_restored_optimizer_state_continues_bit_for_bit():
-    model = matrix()
-    optimizer = build(model, AdamW())
-    take(model, optimizer, gradients(model, 0))
-    saved = {
-        name: one.clone() for name, one in optimizer_state(dict(model.named_parameters()), optimizer).items()
-    }
-    again = matrix()
-    again.load_state_dict(model.state_dict())
-    other = build(again, AdamW())
-    restore_optimizer_state(
-        dict(again.named_parameters()), other, lambda what, name: saved.get(f"{what}.{name}")
-    )
-    take(model, optimizer, gradients(model, 1))
-    take(again, other, gradients(again, 1))
-    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))

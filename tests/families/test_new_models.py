@@ -6,13 +6,11 @@ Configurations are those of `families.build`, as a study gives them: the content
 import copy
 import json
 import math
-import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from families.build import FAMILIES, VOCAB, WINDOW, CannotBuild, Family, small_config
+from families.build import VOCAB, WINDOW, Family, small_config
 from families.checks import (
     check_directions,
     check_exported,
@@ -26,7 +24,7 @@ from families.checks import (
 from families.tiny import refused
 
 from biphase import CLM, CONFIGS, MLM, SIZES, WSD, Config, Pretrain, Rows, Stage, Study, modernbert
-from biphase.errors import ModelError, SpecError
+from biphase.errors import BiphaseError, SpecError
 from biphase.keys import Identities, checkpoint_key
 from biphase.models.backbone import from_scratch, probe
 from biphase.study.costs import flops_per_token, shape_of_config, shape_of_size
@@ -68,24 +66,6 @@ def test_a_new_model_follows_the_attention_pattern(config, decoder):
     check_segments(model)
 
 
-@pytest.mark.campaign
-def test_every_family_that_can_be_adapted_can_be_new():
-    page = Path(__file__).parents[2].joinpath("docs/families.md").read_text("utf-8")
-    adapted = dict(re.findall(r"^\| ([\w.() -]+) \| \w* \| ([\w ]+) \|", page, re.MULTILINE))
-    wrong = []
-    for family in FAMILIES:
-        try:
-            probe(new(config_of(family)), vocab=VOCAB)
-            refusal = ""
-        except CannotBuild:
-            continue
-        except (ModelError, SpecError) as error:  # SpecError: JSON has no infinity
-            refusal = str(error)
-        if bool(refusal) != (adapted[str(family)] == "refused") and str(family) != "whisper":
-            wrong.append((str(family), adapted[str(family)], refusal))
-    assert not wrong
-
-
 @pytest.mark.parametrize(("config", "decoder"), SHAPES.values(), ids=SHAPES)
 def test_weights_depend_on_the_seed_alone_and_no_token_begins_as_zero(config, decoder):
     torch.manual_seed(5)
@@ -114,25 +94,22 @@ def test_a_new_model_goes_the_whole_way(name, corpora, tmp_path):
     check_exported(run, once, tmp_path / "exported")
 
 
-@pytest.fixture
-def type_verbs(corpora, tmp_path, study_file, verb):
-    """Types `plan` and `run` on a study of one configuration."""
-
-    def make(config):
+def test_a_study_from_the_command_line(corpora, tmp_path, study_file, verb):
+    def typed(config):
         run = run_of(tmp_path, corpora[True].corpus)
         run = replace(run, start=config, stages=(Stage(MLM(0.4), 2),), schedule=WSD(1e-3, 0, 0))
-        path, store = study_file(Study("shape", run)), tmp_path / "s"
-        return [verb(name, path, "--store", store) for name in ("plan", "run")]
+        path = study_file(Study("shape", run))
+        return [verb(name, path, "--store", tmp_path / "s") for name in ("plan", "run")]
 
-    return make
-
-
-def test_a_study_from_the_command_line(type_verbs):
-    (planned, tree, _), (ran, said, _) = type_verbs(TINY)
+    (planned, tree, _), (ran, said, _) = typed(TINY)
     assert (planned, ran) == (0, 0)
     assert "FLOPs" in tree
     assert "the shape of" not in tree
     assert "masked 40%" in said
+    code, _, told = typed(Config("mine", {"model_type": "mixtral"}, "fp32"))[1]
+    assert code == 2
+    assert told.strip().splitlines()[-1].startswith("error: Config 'mine' is a mixture of experts")
+    assert "Traceback" not in told
 
 
 UNSUITED = {
@@ -151,13 +128,12 @@ UNSUITED = {
 
 
 @pytest.mark.parametrize(("fields", "facts"), UNSUITED.values(), ids=UNSUITED)
-def test_a_configuration_that_does_not_suit_is_refused_in_one_line(fields, facts, type_verbs):
-    code, _, told = type_verbs(Config("mine", fields, "fp32"))[1]
-    assert code == 2
-    *_, last = told.strip().splitlines()
-    assert last.startswith("error: ")
-    assert all(fact in last for fact in facts), last
-    assert "Traceback" not in told
+def test_a_configuration_that_does_not_suit_is_refused_in_one_line(fields, facts):
+    def probed():
+        probe(new(Config("mine", fields, "fp32")), vocab=VOCAB)
+
+    message = refused(probed, error=BiphaseError)
+    assert all(fact in message for fact in facts), message
 
 
 def test_a_config_is_read_from_a_dict_a_file_or_a_folder_without_what_the_tokenizer_decides(tmp_path):

@@ -23,7 +23,6 @@ from biphase.models.backbone import (
     Output,
     TokenizerInfo,
     add_adapter,
-    freeze_embeddings,
     from_hub,
     from_scratch,
     merge_adapter,
@@ -44,16 +43,6 @@ def new(size=TINY, *, vocab=64, seed=0):
 
 
 # ---------------------------------------------------------------- new models
-
-
-def test_weights_depend_on_the_seed_alone():
-    torch.manual_seed(5)
-    before = torch.get_rng_state()
-    first, same, other = (new(seed=seed) for seed in (1, 1, 2))
-    assert torch.equal(before, torch.get_rng_state())
-    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
-    assert not torch.equal(first.head, other.head)
-    assert first.model.base_model.embed_tokens.padding_idx is None  # or the end token would not be trained
 
 
 def batch_of(objective):
@@ -207,28 +196,17 @@ def logits_of(model):
 
 
 @pytest.mark.parametrize("name", HEADS)
-def test_output_finds_the_parts_of_a_head(name):
-    """Scale, cap, transform and bias; logits equal the model's own, also after weights changed in place."""
+def test_output_finds_the_parts_of_a_head_and_its_loss_is_that_of_the_models_own_logits(name):
+    """Of some rows, in several slices, as training does; also after weights changed in place."""
     model = model_with_head(name)
-    output = Output.of(model)
+    output, labels, rows = Output.of(model), texts().flatten(), torch.tensor([0, 3, 4, 11, 19])
     _, scale, cap, transforms, biased = HEADS[name]
     assert (output.scale, output.cap, output.transforms) == (scale, cap, transforms)
     assert (output.bias is not None) == biased
     with torch.no_grad():
-        before = output.logits(hidden_of(model))
-        torch.testing.assert_close(before, logits_of(model), rtol=1e-5, atol=1e-5)
         for weight in model.parameters():
             weight.add_(torch.linspace(-0.1, 0.1, weight.numel()).view_as(weight))
-        after = output.logits(hidden_of(model))
-        torch.testing.assert_close(after, logits_of(model), rtol=1e-5, atol=1e-5)
-        assert not torch.allclose(after, before, atol=1e-2)
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_loss_and_gradients_equal_those_of_the_models_own_logits(name):
-    """Over some rows, in several slices, as training does."""
-    model = model_with_head(name)
-    output, labels, rows = Output.of(model), texts().flatten(), torch.tensor([0, 3, 4, 11, 19])
+        torch.testing.assert_close(output.logits(hidden_of(model)), logits_of(model), rtol=1e-5, atol=1e-5)
     trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
     def gradients(loss):
@@ -429,18 +407,6 @@ def test_a_target_that_is_no_matrix_is_refused(wrong):
     assert message.endswith("v_proj")
 
 
-@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("llama", True), ("bert", True)])
-def test_a_frozen_embedding_gets_no_gradient_and_the_rest_of_the_head_does(family, tied):
-    model = tiny.language_model(family, tie_word_embeddings=tied)
-    freeze_embeddings(model)
-    assert model.head.requires_grad == (not tied)
-    ids = torch.randint(4, 64, (1, 12))
-    model(ids, torch.arange(12)[None], AttentionPattern(False), torch.arange(12), ids.flatten()).backward()
-    without = [weight for weight in model.parameters() if weight.grad is None]
-    assert len(without) == 1
-    assert without[0] is model.model.get_input_embeddings().weight
-
-
 # ---------------------------------------------------------------- biphase.load
 
 
@@ -479,8 +445,7 @@ def test_load_refuses_what_cannot_be_answered(shards, tmp_path):
     exported("gpt2", shards, tmp_path / "model")
     loaded = biphase.load(tmp_path / "model")
     assert "<|mask|>" in refused(loaded.fill_mask, "the cat sat", error=SpecError)
-    for top in (0, 5_000):
-        assert f"top={top}" in refused(loaded.fill_mask, f"the {loaded.mask_token}", top, error=SpecError)
+    assert "top=0" in refused(loaded.fill_mask, f"the {loaded.mask_token}", 0, error=SpecError)
     assert "64" in refused(loaded.hidden_states, "the cat " * 40, error=SpecError)
     assert "/nope" in refused(biphase.load, "/nope")
     for file, change, facts in (

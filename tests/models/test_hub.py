@@ -111,12 +111,9 @@ UP = "layers.0.mlp.up_proj.weight"
 @pytest.mark.parametrize(
     ("weights", "fact"),
     [
-        ({"norm.weight": None}, "norm.weight"),
         ({UP: None}, UP),
         ({UP: torch.zeros(FFN, HIDDEN - 1)}, UP),
         ({"classifier.weight": torch.zeros(HIDDEN)}, "'classifier.weight'"),
-        ({"layers.3.mlp.up_proj.weight": torch.zeros(HIDDEN)}, "layers.3"),  # the config has three
-        ({"layers.0.self_attn.q_proj.bias": torch.zeros(HIDDEN)}, "q_proj.bias"),
         ({"layers.0.self_attn.q_norm.weight": torch.zeros(HIDDEN)}, "q_norm.weight"),
     ],
 )
@@ -126,38 +123,16 @@ def test_a_missing_misshapen_or_unknown_weight_is_refused_by_name(weights, fact,
     assert fact in refused(trunk, hub)
 
 
-def test_integers_and_a_tied_head_that_differs_are_refused(published):
-    """transformers would take both without a word."""
-    weights = of_the_class(original().state_dict())
-    message = refused(trunk, published(weights | {UP: weights[UP].to(torch.int8)}))
-    assert "I8" in message
-    assert UP in message
-    whole = original().state_dict()
-    assert "tie_word_embeddings" in refused(language_model, published(whole, tie_word_embeddings=True))
-    same = {**whole, HEAD: whole["model.embed_tokens.weight"].clone()}
-    tied = language_model(published(same, tie_word_embeddings=True))
-    assert torch.equal(tied.lm_head.weight, tied.model.embed_tokens.weight)
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("hidden_size", "wide"),
-        ("hidden_size", 33),
-        ("num_key_value_heads", 0),
-        ("hidden_act", "no such function"),
         ("rope_scaling", {"rope_type": "no such kind"}),
-        ("rope_theta", "ten thousand"),
         ("num_hidden_layers", LAYERS - 1),
-        ("num_hidden_layers", LAYERS + 1),
-        ("intermediate_size", FFN + 1),
-        ("head_dim", HEAD_WIDTH + 2),
         ("num_key_value_heads", HEADS),
-        ("logit_scale", 2.0),
-        ("quantization_config", {"bits": 4}),
     ],
 )
-def test_a_config_that_is_unknown_or_does_not_fit_the_weights_is_refused(field, value, published):
+def test_a_config_that_does_not_fit_the_weights_is_refused(field, value, published):
     refused(trunk, published(of_the_class(original().state_dict()), **{field: value}))
 
 

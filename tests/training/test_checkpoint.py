@@ -10,19 +10,15 @@ import torch
 from families.tiny import with_head
 from safetensors.torch import load_file
 
-from biphase import CLM, AdamW, LoRA, Size, Stage
-from biphase.data.shards import Shards
+from biphase import AdamW, LoRA, Size
 from biphase.errors import StoreError
-from biphase.keys import checkpoint_key
 from biphase.models.backbone import LanguageModel, add_adapter, from_scratch
-from biphase.store import MANIFEST, publish, verify
-from biphase.study.plan import identities
+from biphase.store import publish, verify
 from biphase.training import checkpoint
 from biphase.training.checkpoint import CheckpointRecord, Progress, Saver
 from biphase.training.distributed import Placed, Ranks
 from biphase.training.optimizer import build, update
-from biphase.training.pretrain import model_of_checkpoint
-from biphase.training.tensors import RowRange, write_part
+from biphase.training.tensors import RowRange
 
 SIZE = Size("tiny", layers=1, hidden=16, heads=2, kv_heads=1, ffn=32, precision="fp32")
 KEY = "1" * 32
@@ -83,24 +79,16 @@ def test_training_continues_while_the_copy_is_written_and_published(model, saver
     folder = store.checkpoints / "one"
     assert not store.has(folder), "nothing looks finished while it is written"
     assert not published
-    slow_disk.set()
+    threading.Timer(0.2, slow_disk.set).start()
+    saver.begin(record("two"), last=False)
+    assert published == ["one"], "the second waits for the first"
     saver.finish()
-    assert published == ["one"]
     verify(folder)
     saved = load_file(folder / "model.safetensors")
     assert all(torch.equal(saved[name], before[name]) for name in saved)
     assert not torch.equal(saved["model.norm.weight"], model.model.state_dict()["model.norm.weight"])
     assert load_file(folder / "optimizer.safetensors")["step.model.norm.weight"] == 1
     assert not list(store.attempts.iterdir())
-
-
-def test_at_most_one_checkpoint_is_written_at_a_time(saver, store, slow_disk):
-    saver.begin(record("one"), last=False)
-    threading.Timer(0.2, slow_disk.set).start()
-    saver.begin(record("two"), last=False)
-    assert store.has(store.checkpoints / "one"), "the second waits for the first"
-    saver.finish()
-    assert store.has(store.checkpoints / "two")
 
 
 def test_an_error_while_writing_is_raised_once_at_the_next_step(saver, store, monkeypatch):
@@ -242,46 +230,3 @@ def test_a_checkpoint_of_another_model_is_refused(has, wants, tensor, store):
         add_adapter(other, LoRA(rank=2), seed=1)
     with pytest.raises(StoreError, match=rf"another model \({tensor}"):
         checkpoint.load_weights(store, KEY, other)
-
-
-def split(folder, count):
-    """Rewrite a checkpoint as `count` sharded processes would have written it."""
-    rewritten = folder.parent.parent / "rewritten"
-    shutil.copytree(folder, rewritten)
-    (rewritten / MANIFEST).unlink()
-    for kind in ("model", "optimizer"):
-        tensors = load_file(rewritten / f"{kind}.safetensors")
-        (rewritten / f"{kind}.safetensors").unlink()
-        for number in range(count):
-            rows = {}
-            for name, tensor in tensors.items():
-                most = -(-len(tensor) // count) if tensor.ndim else 1
-                first = number * most
-                if tensor.ndim and first < len(tensor):
-                    rows[name] = RowRange(tensor[first : first + most], tuple(tensor.shape), first)
-                elif not tensor.ndim and number == 0:
-                    rows[name] = RowRange.all_of(tensor)
-            write_part(rewritten, kind, number, count, rows)
-    shutil.rmtree(folder)
-    publish(rewritten, folder)
-
-
-def test_a_checkpoint_in_parts_is_used_and_resumed_like_a_whole_one(
-    tiny_run, train, store, other, same_checkpoint, tensors, shards
-):
-    run = tiny_run("run", Stage(CLM(), 12))
-    train(run, 12, other)
-    train(run, 5, store)
-    folder, before = store.checkpoints / checkpoint_key(run, 5, identities(store)), tensors(store, run, 5)[0]
-    split(folder, 3)
-    assert not (folder / "model.safetensors").exists()
-    used = model_of_checkpoint(run, folder.name, store, Shards.open(shards)).model.state_dict()
-    assert all(torch.equal(used[name], before[name]) for name in before)
-    train(run, 12, store, needed={folder.name})
-    assert same_checkpoint(run, 12, store, other)
-    part = folder / "model-1-of-3.safetensors"
-    content = bytearray(part.read_bytes())
-    content[-3] ^= 1
-    part.write_bytes(content)
-    with pytest.raises(StoreError, match=part.name):
-        model_of_checkpoint(run, folder.name, store, Shards.open(shards))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from biphase import CATALOG, CLM, MLM, MNTP, WSD, Config, Contrastive, LoRA, Pairs, Pretrain, Stage
+from biphase import CATALOG, CLM, MLM, WSD, Config, Contrastive, Pairs, Pretrain, Stage
 from biphase.attention import AttentionPattern
 from biphase.data.shards import Shards
 from biphase.data.tokenizer import load_saved
@@ -157,16 +157,6 @@ def test_every_epoch_has_each_pair_once_in_an_order_of_its_own(stream_of, pairs)
     assert tuple(stream_of(pairs, seed=8).at(0)[0]) != tuple(epochs[0][:8])
 
 
-@pytest.mark.parametrize("world", [2, 3])
-def test_processes_share_the_pairs_of_a_step(stream_of, pairs, world):
-    stream = stream_of(pairs)
-    parts = [stream.batch(3, rank, world) for rank in range(world)]
-    assert [part.first for part in parts] == [8 * rank // world for rank in range(world)]
-    assert torch.cat([part.samples for part in parts]).tolist() == list(range(24, 32))
-    tokens = sum(len(packed.owner) for part in parts for packed in part.inputs)
-    assert tokens == stream.tokens(3) == sum(len(packed.owner) for packed in stream.batch(3, 0, 1).inputs)
-
-
 def test_held_out_queries_are_not_trained_on(stream_of, tmp_path):
     records = rows(200) + [{**row, "positive": f"{row['positive']} again"} for row in rows(200)]
     source = Pairs(str(write(tmp_path / "many.jsonl", records)))
@@ -206,33 +196,6 @@ def test_a_run_on_pairs_learns_them_and_goes_on_with_the_next_rows(tiny_run, tra
     assert [line["step"] for line in heldout] == [5, 10, 15, 20, 25, 30, 35, 40]
     assert heldout[-1]["heldout"]["contrastive"] < heldout[0]["heldout"]["contrastive"]
     assert heldout[-1]["accuracy"] > 2 / 8
-
-
-@pytest.mark.parametrize("fields", [{}, {"adapter": LoRA(rank=2)}], ids=["whole", "lora"])
-def test_a_resumed_run_on_pairs_equals_one_that_never_stopped(
-    tiny_run, train, store, other, same_checkpoint, pairs, tmp_path, fields
-):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    from biphase import Hub
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=Shards.open(next(store.shards.iterdir())).vocab, hidden_size=32, intermediate_size=48,
-        num_hidden_layers=2, num_attention_heads=2, attention_dropout=0.1, max_position_embeddings=64,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path / "llama")
-    objective = Contrastive(pairs, batch=12, length=16)  # 40 pairs: a step has pairs of two epochs
-    begun = tiny_run("begun")
-    run = tiny_run(
-        "run", Stage(MNTP(0.3), 2), Stage(objective, 8), Stage(CLM(), 2), start=Hub(str(tmp_path / "llama")),
-        corpus=begun.corpus, packing=begun.packing, batch_tokens=256, schedule=WSD(3e-3, 2, 3), seed=7, **fields,
-    )  # fmt: skip
-    options = {"micro_rows": 2}  # texts of several micro-batches
-    train(run, 12, other, **options)
-    for stop in (1, 2, 5, 9, 12):
-        train(run, stop, store, loaders=stop % 3, **options)
-    assert same_checkpoint(run, 12, store, other)
 
 
 def test_a_job_on_pairs_that_another_worker_has_published_is_left_as_it_is(tiny_run, train, store, pairs):

@@ -81,14 +81,14 @@ def reference(model, steps, *, clip):
     return losses, norms
 
 
-def plain_step(model, adam, clip=0.5, copies=None):
+def plain_step(model, adam, clip=0.5):
     gradients = Replicated(list(model.parameters()), ALONE)
-    return PlainStep(adam, loss_sum_of(model), clip, gradients, model=copies)
+    return PlainStep(adam, loss_sum_of(model), clip, gradients)
 
 
-def ours(model, steps, *, clip, copies=None, wrapped=lambda plain: plain):
+def ours(model, steps, *, clip):
     seen = []
-    step = wrapped(plain_step(model, build(model, AdamW()), clip, copies))
+    step = plain_step(model, build(model, AdamW()), clip)
     train(step, steps, first=0, rate=rate, ranks=ALONE, hooks=Hooks(after=(seen.append,)))
     return seen
 
@@ -122,24 +122,6 @@ def test_a_nonfinite_step_is_skipped(wrong):
     reference(theirs, [*steps[:3], bad, *steps[4:]], clip=0.5)
     assert_same_weights(mine, theirs, rtol=1e-6, atol=1e-6)
     assert all(one.isfinite().all() for one in mine.parameters())
-
-
-def test_copies_of_the_weights_are_refreshed_after_each_update():
-    class Copies:
-        def __init__(self):
-            self.refreshed = []
-
-        def copies(self):
-            return {}
-
-        def refresh(self, copied=False):
-            self.refreshed.append(model[0].weight.detach().clone())
-
-    model, copies = model_of(), Copies()
-    ours(model, steps_of(3), clip=1.0, copies=copies)
-    assert len(copies.refreshed) == 3
-    assert torch.equal(copies.refreshed[-1], model[0].weight)
-    assert not torch.equal(copies.refreshed[0], copies.refreshed[1])
 
 
 # ---------------------------------------------------------------- what graphs need

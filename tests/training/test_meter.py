@@ -3,16 +3,19 @@
 import io
 import json
 
+import pytest
 import torch
 from common import Terminal
 
-from biphase.training.meter import Meter
+from biphase.errors import TrainingError
+from biphase.training.meter import NONFINITE_LIMIT, Meter
+from biphase.training.options import RuntimeOptions
 
 
 def meter(**fields):
     defaults = {
-        "title": "clm", "origin": 100, "first": 0, "until": 6, "tokens_per_step": 10, "flops_per_token": 2.0,
-        "out": io.StringIO(),
+        "title": "clm", "origin": 100, "first": 0, "until": 6, "tokens_per_step": 10, "out": io.StringIO(),
+        "options": RuntimeOptions(),
     }  # fmt: skip
     return Meter(**(defaults | fields))
 
@@ -45,7 +48,7 @@ def test_a_skipped_step_says_which_samples_and_breaks_no_json():
 
 def test_the_live_file_has_every_line_at_once_and_those_before_a_resume(tmp_path):
     place = tmp_path / "live" / "key.jsonl"
-    made = meter(live=place, lines=[{"step": 100, "loss": 2.0}])
+    made = meter(options=RuntimeOptions(live=place), lines=[{"step": 100, "loss": 2.0}])
     step(made, 0, loss=1.5)
     made.event(1, heldout={"clm": 3.0})
     seen = [json.loads(line) for line in place.read_text().splitlines()]  # before anything is closed
@@ -54,19 +57,23 @@ def test_the_live_file_has_every_line_at_once_and_those_before_a_resume(tmp_path
     made.close()
 
 
-def test_the_longest_series_of_skipped_steps_is_kept_when_a_finite_step_ends_it():
-    made = meter(every=10, until=40)
-    for number in range(11):
-        step(made, number, bad=float(2 <= number < 8))
-    assert made.nonfinite_in_a_row == 0
-    assert made.longest_nonfinite == 6
-    assert made.last_skipped["step"] == 108
-    assert made.last_skipped["samples"] == (1, 2)
+def test_too_many_skipped_steps_fail_even_if_a_finite_step_has_ended_the_series():
+    made = meter(every=30, behind=5, until=40)
+    for number in range(34):
+        step(made, number, bad=float(1 <= number < 1 + NONFINITE_LIMIT))
+    with pytest.raises(TrainingError, match=r"step 121 with samples 1 to 2"):
+        step(made, 34)
+    made.close()
+    assert made.nonfinite_in_a_row == NONFINITE_LIMIT
 
 
 def test_the_progress_line_shows_the_loss_as_a_curve_and_fits_the_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "70")
-    made = meter(title="1/7  causal of a very long name 0 → 120", study_left=lambda: "8 min", out=Terminal())
+    made = meter(
+        title="1/7  causal of a very long name 0 → 120",
+        out=Terminal(),
+        options=RuntimeOptions(study_left=lambda: "8 min"),
+    )
     for number in range(6):
         step(made, number, loss=6.0 - number)
     line = made.out.getvalue().split("\r\x1b[K")[-1]

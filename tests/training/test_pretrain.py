@@ -5,9 +5,8 @@ import shutil
 
 import pytest
 import torch
-from families.tiny import with_head
 
-from biphase import CLM, MLM, MNTP, WSD, AdamW, Chunks, Hub, Linear, Mix, Muon, Rows, Stage, Uniform, protocol
+from biphase import CLM, MLM, MNTP, WSD, AdamW, Linear, Mix, Muon, Rows, Stage, Uniform, protocol
 from biphase.attention import pattern_of
 from biphase.data.shards import Shards
 from biphase.errors import StoreError, TrainingError
@@ -178,29 +177,6 @@ def test_a_live_model_serves_only_the_same_model_and_the_checkpoint_it_published
     assert late.live_model().key == ""
 
 
-def test_a_decoder_is_trained_bidirectionally_and_resumes(
-    tiny_run, train, corpus, store, other, same_checkpoint, tmp_path
-):
-    decoder = with_head("gpt2", vocab_size=320)
-    decoder.save_pretrained(tmp_path / "decoder")
-    run = tiny_run(
-        "adapted",
-        Stage(MNTP(0.3), 6),
-        Stage(MLM(0.4), 6),
-        start=Hub(str(tmp_path / "decoder")),
-        corpus=corpus,
-        packing=Chunks(32, shortest=4),
-        batch_tokens=256,
-        precision="fp32",
-        schedule=WSD(3e-3, 2, 3),
-    )
-    train(run, 12, other)
-    train(run, 7, store)
-    block = train(run, 12, store).model.model.transformer.h[0]
-    assert (block.attn.attn_dropout.p, block.attn.resid_dropout.p) == (0.0, 0.1)
-    assert same_checkpoint(run, 12, store, other)
-
-
 def test_a_switch_of_objectives_keeps_optimizer_state_rate_and_data(tiny_run, train, store, tensors):
     run = tiny_run("two", Stage(CLM(), 6), Stage(MLM(0.4), 6), schedule=WSD(3e-3, 2, 0))
     job = train(run, 12, store)
@@ -210,14 +186,6 @@ def test_a_switch_of_objectives_keeps_optimizer_state_rate_and_data(tiny_run, tr
     assert lines[5]["rate"] == lines[6]["rate"] == 3e-3
     assert job.progress.next_sample == 12 * 8
     assert steps_of(tensors(store, run, 12)[1]) == {12.0}
-
-
-def test_accumulation_gives_the_same_gradient_up_to_rounding(tiny_run, train, store, other, tensors):
-    run = tiny_run("mlm", Stage(MLM(0.3), 50), schedule=WSD(3e-3, 2, 3))
-    train(run, 50, store, micro_rows=8)
-    train(run, 50, other, micro_rows=3)
-    whole, parts = tensors(store, run, 50)[0], tensors(other, run, 50)[0]
-    assert max((whole[name] - parts[name]).abs().max() for name in whole) <= 1e-5
 
 
 def test_both_objectives_learn_more_than_the_frequency_of_tokens(tiny_run, train, store):
@@ -292,23 +260,17 @@ def test_each_micro_batch_of_a_mixture_attends_in_the_direction_of_its_objective
     assert directions == {True, False}
 
 
-def test_a_mixture_is_measured_by_each_of_its_objectives(tiny_run, train, store):
-    mix = Mix({CLM(): 3, MNTP(Linear(0.5, 0.2, 6)): 1, DRAWN: 1})
-    job = train(tiny_run("mix", Stage(mix, 12)), 12, store)
-    measured = {line["step"]: line["heldout"] for line in job.meter.lines if "heldout" in line}
-    common = {"clm", "mlm40", DRAWN.column}
-    assert set(measured[5]) == {*common, "mntp30"}
-    assert set(measured[12]) == {*common, "mntp20"}
-
-
 # ---------------------------------------------------------------- held-out losses
 
 
 def test_heldout_losses_are_measured_for_every_objective_at_the_stated_steps(tiny_run, train, store):
-    job = train(tiny_run("mlm20", Stage(MLM(0.2), 12)), 12, store)
-    measured = {line["step"]: line["heldout"] for line in job.meter.lines if "heldout" in line}
-    assert list(measured) == [5, 10, 12]
-    assert all(set(losses) == {"clm", "mlm40", "mlm20"} for losses in measured.values())
+    mix = Mix({CLM(): 3, MNTP(Linear(0.5, 0.2, 6)): 1, DRAWN: 1})
+    for objective, own in ((MLM(0.2), ["mlm20"] * 3), (mix, ["mntp30", "mntp20", "mntp20"])):
+        lines = train(tiny_run("run", Stage(objective, 12)), 12, store).meter.lines
+        measured = {line["step"]: set(line["heldout"]) for line in lines if "heldout" in line}
+        drawn = {DRAWN.column} if objective is mix else set()
+        usual = {"clm", "mlm40"} | drawn
+        assert measured == {step: usual | {name} for step, name in zip((5, 10, 12), own, strict=True)}
 
 
 def test_measuring_changes_no_weight(tiny_run, train, store, other, same_checkpoint):
@@ -399,7 +361,7 @@ def test_muon_skips_a_nonfinite_step_as_adamw_does(tiny_run, train, store, tenso
 
 def test_too_many_nonfinite_steps_in_a_row_fail(tiny_run, train, store, monkeypatch):
     monkeypatch.setattr(Pretraining, "_loss_sum", lambda self, batch: self.model.head.sum() * float("inf"))
-    with pytest.raises(TrainingError, match=r"bad: 20 .*samples 152 to 159"):
+    with pytest.raises(TrainingError, match=r"20 .*samples 152 to 159"):
         train(tiny_run("bad", Stage(CLM(), 40)), 40, store)
     assert not store.checkpoints.exists()
 
@@ -495,15 +457,3 @@ def test_metrics_have_each_line_once_however_often_the_run_was_stopped(tiny_run,
     assert trained == list(range(1, 19))
     # The heldout text of the second run is another one, so both measure at the step where it begins.
     assert [step for step, trained in lines if not trained] == [2, 4, 6, 8, 10, 12, 12, 14, 16, 18]
-
-
-def test_weights_are_read_without_hashing_the_optimizer_state(tiny_run, train, store):
-    job = train(tiny_run(), 2, store)
-    folder = store.checkpoints / job.key
-    state = folder / "optimizer.safetensors"
-    content = bytearray(state.read_bytes())
-    content[-1] ^= 1
-    state.write_bytes(content)
-    checkpoint.load_weights(store, job.key, job.model)
-    with pytest.raises(StoreError, match="optimizer"):
-        checkpoint.load_optimizer_state(store, job.key, job.placed)

@@ -30,15 +30,13 @@ def rates(schedule):
 
 
 @pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_a_cosine_decay_is_torchs_cosine_annealing(floor):
-    expected = torchs(lambda adam: CosineAnnealingLR(adam, T_max=STEPS, eta_min=floor * PEAK), STEPS)
-    assert rates(WSD(PEAK, 0, STEPS, shape="cosine", floor=floor)) == pytest.approx(expected, abs=1e-12)
-
-
-@pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_a_linear_decay_is_torchs_linear_rate(floor):
-    expected = torchs(lambda adam: LinearLR(adam, 1.0, floor, total_iters=STEPS), STEPS)
-    assert rates(WSD(PEAK, 0, STEPS, floor=floor)) == pytest.approx(expected, abs=1e-12)
+def test_a_decay_is_torchs(floor):
+    for shape, scheduler in (
+        ("cosine", lambda adam: CosineAnnealingLR(adam, T_max=STEPS, eta_min=floor * PEAK)),
+        ("linear", lambda adam: LinearLR(adam, 1.0, floor, total_iters=STEPS)),
+    ):
+        expected = torchs(scheduler, STEPS)
+        assert rates(WSD(PEAK, 0, STEPS, shape=shape, floor=floor)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_warmup_from_a_share_is_torchs_linear_rate_one_step_ahead():

@@ -52,13 +52,11 @@ def batches(count, seed):
 
 
 def step_of(model, gradients, adam, precision="fp32", clip=0.5):
-    return PlainStep(
-        adam,
-        lambda one: model.loss_sum(one, pattern_of(one, varlen=False)),
-        clip,
-        gradients,
-        lambda: distributed.autocast(CPU, precision),
-    )
+    def loss_sum(one):
+        with distributed.autocast(CPU, precision):
+            return model.loss_sum(one, pattern_of(one, varlen=False))
+
+    return PlainStep(adam, loss_sum, clip, gradients)
 
 
 def both(model, precision="fp32"):

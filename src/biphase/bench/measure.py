@@ -20,7 +20,7 @@ import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -371,16 +371,15 @@ class PretrainingSide:
         return [batch.ready_for(self.device)]
 
     def loss_sum(self, batch: Batch) -> Tensor:
-        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
+        with distributed.autocast(self.device, self.case.precision):
+            return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen))
 
     def train(self, steps: int, after: Callable[[], None]) -> None:
         """Train steps as a run does, with data from the stream."""
         ranks = Ranks(0, 1, self.device)
         trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
-        autocast = partial(distributed.autocast, self.device, self.case.precision)
-        step = PlainStep(
-            self.adam, self.loss_sum, AdamW().clip, Replicated(trained, ranks), autocast, self.model
-        )
+        gradients = Replicated(trained, ranks)
+        step = PlainStep(self.adam, self.loss_sum, AdamW().clip, gradients, self.model.encoder)
         batches = load_ahead(self.batches, 0, steps, loaders=1)
         hooks = Hooks(after=(lambda done: after(),))
         taken = self.graphs.over(step) if self.graphs else step

@@ -57,7 +57,7 @@ from biphase.tasks.collection import Ragged
 from biphase.training.distributed import Ranks, Replicated, seed_device
 from biphase.training.loop import Graphs, Hooks, LoopStep, PlainStep, train
 from biphase.training.optimizer import by_depth, forget, linear_rate, optimizer_state
-from biphase.training.tensors import PendingTensor, Tensors, write
+from biphase.training.tensors import Tensors, write
 
 PADDING = 0  # the id that batches are padded with
 
@@ -163,7 +163,7 @@ class Checkpoints:
             self.store.discard(left)
         with self.store.attempt(name) as folder:
             checksums = {
-                f"{kind}.safetensors": write(folder / f"{kind}.safetensors", _pending(tensors))
+                f"{kind}.safetensors": write(folder / f"{kind}.safetensors", tensors)
                 for kind, tensors in (("model", weights), ("optimizer", optimizer_tensors))
             }
             write_json(folder / TRIAL, {"key": self.key, "threads": torch.get_num_threads(), **about})
@@ -228,13 +228,6 @@ class Checkpoints:
                 if {name: (saved.shapes[name], saved.dtypes[name]) for name in saved.shapes} != expected:
                     raise StoreError("its tensors are those of another kind of device or another model")
         return about
-
-
-def _pending(tensors: Mapping[str, Tensor]) -> dict[str, PendingTensor]:
-    return {
-        name: PendingTensor(tuple(tensor.shape), tensor.dtype, lambda tensor=tensor: tensor.detach().cpu())
-        for name, tensor in tensors.items()
-    }
 
 
 # ---------------------------------------------------------------- widths of batches
@@ -524,7 +517,8 @@ class FineTuner:
             # A graphable encoder has no dropout, and a graph could not be reseeded.
             if not self.encoder.graphable:
                 seed_device(salt(seed, "dropout", batch.index), options.device)
-            return family.loss_sum(model, batch)
+            with options.autocast():
+                return family.loss_sum(model, batch)
 
         with grid.training():
             saved = checkpoints.load(*grid.tensors()) if checkpoints else None
@@ -537,7 +531,6 @@ class FineTuner:
                 loss_sum,
                 spec.optimizer.clip,
                 Replicated(grid.parameters, ranks),
-                options.autocast,
                 self.encoder,
             )
             train(

@@ -313,7 +313,6 @@ class LanguageModel(nn.Module):
         self._encoder = [Encoder(model.base_model, context=context_of(model.base_model), windows=windows)]
         self.output = Output.of(model)
         self.head_copy: Joined | None = None  # 16-bit copy of the last matrix, on the fused path
-        self.note = ""  # a message for the user before training
         self.compiled: Any = None  # the compiled backbone, on the path of that name
 
     @property
@@ -378,14 +377,6 @@ class LanguageModel(nn.Module):
             self.compile_trunk(by_block=cut)
             return "compiled"
         return "plain"
-
-    def copies(self) -> dict[int, Tensor]:
-        """Return the 16-bit copies of the weights, by the address of the weight."""
-        return self.encoder.copies()
-
-    def refresh(self, copied: bool = False) -> None:
-        """Update what is derived from the weights after they changed; `copied`: the 16-bit copies are up to date."""
-        self.encoder.refresh(copied)
 
     def _apply(self, *args: Any, **kwargs: Any) -> LanguageModel:
         """Drop the copies when the model is moved or cast, since they belong to the old weights."""

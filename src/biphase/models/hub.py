@@ -7,8 +7,8 @@ builds one from a configuration alone, with random weights.
 
 The paper's own checkpoints use custom code on the hub (`SLModel`, model_type `sl_model`), which is a Llama block without
 a causal mask: EuroBERT under another name. `published_config` translates their configuration, and their weights load as
-EuroBERT's; unknown fields and weights are rejected. The direction (`is_causal`) is ignored, because it is an argument
-here, and so is the pooling, because our heads pool by the mean as the paper's do.
+EuroBERT's. Its defaults differ from EuroBERT's in the rope base only. The direction (`is_causal`) is an argument here,
+and our heads pool by the mean as the paper's do.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_model
 from torch import Tensor
 from transformers import (
@@ -37,9 +36,7 @@ from transformers import (
     AutoModelForMaskedLM,
     AutoTokenizer,
     EuroBertConfig,
-    GenerationConfig,
     LlamaTokenizer,
-    PreTrainedConfig,
     PretrainedConfig,
 )
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -112,20 +109,7 @@ def as_decoder(config: Any) -> None:
 # ---------------------------------------------------------------- the paper's checkpoints as EuroBERT
 
 
-# Config fields that determine the model. An absent one has the default of the published class, which is EuroBERT's.
-SHAPE = (
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "hidden_act", "max_position_embeddings", "initializer_range", "rms_norm_eps",
-    "bos_token_id", "eos_token_id", "pad_token_id", "mask_token_id", "tie_word_embeddings", "attention_bias",
-    "attention_dropout", "mlp_bias",
-)  # fmt: skip
-ROTARY = ("rope_theta", "rope_scaling", "rope_parameters")
-ROPE_BASE = 250_000.0  # the default, the only one that differs from EuroBERT's
-# Config fields that do not affect the backbone's output.
-BESIDE = {
-    "auto_map", "torch_dtype", "pretraining_tp", "is_causal", "is_decoder", "classifier_pooling", "retrieval_pooling",
-    "bos_token", "eos_token", "pad_token", "mask_token",
-}  # fmt: skip
+ROPE_BASE = 250_000.0  # the default of the published class
 
 
 def is_published(config: Mapping[str, Any]) -> bool:
@@ -137,19 +121,13 @@ def is_published(config: Mapping[str, Any]) -> bool:
 
 def published_config(config: Mapping[str, Any]) -> EuroBertConfig:
     """Return the EuroBERT config of a published model."""
-    generic = PreTrainedConfig().to_dict() | GenerationConfig().to_dict()
-    expected = {*SHAPE, *ROTARY, *BESIDE, *generic}
-    for name, value in config.items():
-        if value and name not in expected and not name.startswith("_"):  # a falsy field has no effect
-            raise ModelError(
-                f"the config's field {name!r} is none of the published models', so what it does here is unknown; "
-                "remove it if it changes nothing"
-            )
     rotary = {**(config.get("rope_scaling") or {}), **(config.get("rope_parameters") or {})}
     rotary.setdefault("rope_theta", config.get("rope_theta") or ROPE_BASE)
     rotary.setdefault("rope_type", rotary.pop("type", "default"))
-    shape = {name: config[name] for name in SHAPE if name in config}
-    return EuroBertConfig(**shape, rope_parameters=rotary, classifier_pooling="mean", use_cache=False)
+    own = EuroBertConfig().to_dict().keys() - PretrainedConfig().to_dict().keys()
+    fields: dict[str, Any] = {name: value for name, value in config.items() if name in own}
+    fields |= {"rope_parameters": rotary, "classifier_pooling": "mean", "use_cache": False}
+    return EuroBertConfig(**fields)
 
 
 # ---------------------------------------------------------------- loading
@@ -163,12 +141,7 @@ _KINDS = ("layer_types", "layers_block_type")
 def language_model(hub: Hub) -> Any:
     """Load a model with its language-model head in fp32."""
     config = _config(hub)
-    family = _family(config)
-    if type(config) not in family._model_mapping:
-        raise ModelError(
-            f"{hub.source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
-        )
-    return _loaded(hub, family, config)
+    return _loaded(hub, _family(config, hub.source), config)
 
 
 def trunk(hub: Hub) -> Any:
@@ -182,12 +155,7 @@ def new_model(start: Config, *, vocab: int, mask_id: int = 0, pad_id: int = 0) -
     try:
         with quietly():
             config = _new_config(start, source, vocab=vocab, mask_id=mask_id, pad_id=pad_id)
-            family = _family(config)
-            if type(config) not in family._model_mapping:
-                raise ModelError(
-                    f"{source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
-                )
-            model = family._model_mapping[type(config)](config).float()
+            model = _family(config, source)._model_mapping[type(config)](config).float()
     except ModelError:
         raise
     except Exception as wrong:  # wrong values and types, attention that cannot be replaced: many types
@@ -265,8 +233,8 @@ def _above_one(value: Any) -> bool:
     return isinstance(value, int) and value > 1
 
 
-def _family(config: Any) -> Any:
-    """Return the auto class that loads a model with its head, by its `architectures`.
+def _family(config: Any, source: str) -> Any:
+    """Return the auto class that loads a model with its head, by its `architectures`; raise ModelError if it has none.
 
     A model type that has a masked class counts as masked unless it was saved as a decoder.
     """
@@ -276,7 +244,12 @@ def _family(config: Any) -> Any:
     if saved_as & set(MODEL_FOR_MASKED_LM_MAPPING_NAMES.values()):
         decoder = False
     masked = type(config) in MODEL_FOR_MASKED_LM_MAPPING and not decoder
-    return AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    family: Any = AutoModelForMaskedLM if masked else AutoModelForCausalLM
+    if type(config) not in family._model_mapping:
+        raise ModelError(
+            f"{source} ({config.model_type}) has no language-model head; give a decoder or an encoder"
+        )
+    return family
 
 
 def _config(hub: Hub) -> Any:
@@ -310,7 +283,9 @@ def _converted(hub: Hub) -> tuple[Any, dict[str, Tensor]]:
 
     def convert() -> tuple[Any, dict[str, Tensor]]:
         config = AutoConfig.from_pretrained(**address(hub), trust_remote_code=False)
-        model = _family(config).from_pretrained(**address(hub), dtype=torch.float32, trust_remote_code=False)
+        model = _family(config, hub.source).from_pretrained(
+            **address(hub), dtype=torch.float32, trust_remote_code=False
+        )
         with tempfile.TemporaryDirectory(prefix="biphase-gguf-") as folder:
             save_model(model, f"{folder}/weights")
             return config, load_file(f"{folder}/weights")
@@ -355,24 +330,6 @@ def _has_adapter(hub: Hub) -> bool:
     return True
 
 
-def _refuse_unlike_published(hub: Hub, model: Any) -> None:
-    """Raise ModelError for weights that transformers would take without a word: integers, and a head that is not tied."""
-    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
-    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
-        raise ModelError(
-            f"{hub.source}: its config.json says tie_word_embeddings, and its head differs from the embedding; "
-            'write "tie_word_embeddings": false there'
-        )
-    for path in folder_of(hub).glob("*.safetensors"):
-        with safe_open(path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 (not a mapping)
-                kind = file.get_slice(name).get_dtype()
-                if kind not in ("F64", "F32", "F16", "BF16"):
-                    raise ModelError(
-                        f"{hub.source}: its weight {name} is {kind}; give weights in bf16, fp16 or fp32"
-                    )
-
-
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     options: dict[str, Any] = {
         "attn_implementation": NAME,
@@ -409,8 +366,6 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
         raise ModelError(
             f"{hub.source}: its weight {unknown[0]!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
         )
-    if not hub.gguf and is_published(_written_config(hub)):
-        _refuse_unlike_published(hub, model)
     model.config.use_cache = False
     if adapted:
         merge_adapters(model)

@@ -397,7 +397,6 @@ class Worker:
             )
             del live  # so that a model that does not fit is freed before the next one is built
             pretraining.load()
-            self._say_once(pretraining.model.note)
             trained = pretraining.progress.seconds
             self.live("")  # the pretraining shows its own progress
             finished = pretraining.train()

@@ -48,7 +48,7 @@ from biphase.specs import Pretrain
 from biphase.store import Store, publish, verify, wait_for, write_json
 from biphase.training import optimizer as adam
 from biphase.training.distributed import ALONE, Placed, Ranks
-from biphase.training.tensors import RowRange, Tensors, join_parts, write_part, write_whole
+from biphase.training.tensors import RowRange, Tensors, join_parts, write, write_part
 
 
 @dataclass
@@ -150,6 +150,16 @@ def _absent(tensors: dict[str, Tensor], missing: set[str]) -> list[str]:
     """Return the names in `missing` that are not tied to a saved tensor: of tied tensors only one is saved."""
     written = {tensor.data_ptr() for name, tensor in tensors.items() if name not in missing}
     return sorted(name for name in missing if tensors[name].data_ptr() not in written)
+
+
+def saved_weights(model: LanguageModel) -> dict[str, Tensor]:
+    """Return the weights as they are saved: of tied tensors the first."""
+    seen: dict[int, str] = {}
+    return {
+        name: tensor
+        for name, tensor in model.model.state_dict().items()
+        if seen.setdefault(tensor.data_ptr(), name) == name or tensor.numel() == 0
+    }
 
 
 def progress_of(store: Store, key: str) -> Progress:
@@ -378,10 +388,11 @@ class Saver:
             for name in sorted(entries.keys() - now.entries.keys()):  # those of other machines
                 wait_for((now.folder / name).is_file)
             for kind in SAVED_KINDS if now.whole else ():
-                parts, entries[f"{kind}.safetensors"] = join_parts(now.folder, kind, list(entries))
-                for path in parts:
-                    path.unlink()
-                    del entries[path.name]
+                parts = [name for name in entries if name.startswith(f"{kind}-")]
+                entries[f"{kind}.safetensors"] = join_parts(now.folder, kind, parts)
+                for name in parts:
+                    (now.folder / name).unlink()
+                    del entries[name]
             (now.folder / "metrics.jsonl").write_text(now.record.metrics)
             write_json(now.folder / "checkpoint.json", {"key": now.record.key, **now.record.about})
             _refuse_part(entries)
@@ -394,17 +405,17 @@ class Saver:
     def _write(self, now: _Unpublished, copied: dict[str, dict[str, RowRange]]) -> None:
         folder = now.folder
 
-        def write(kind: str, rows: dict[str, RowRange]) -> None:
+        def write_kind(kind: str, rows: dict[str, RowRange]) -> None:
             try:
                 if self.sharded is None:
-                    now.entries[f"{kind}.safetensors"] = write_whole(folder / f"{kind}.safetensors", rows)
+                    now.entries[f"{kind}.safetensors"] = write(folder / f"{kind}.safetensors", _tensors(rows))
                 else:
                     now.entries.update(write_part(folder, kind, self.ranks.rank, self.sharded.group, rows))
             except BaseException as wrong:
                 now.error = wrong
 
         # Side by side, since hashing releases the GIL; daemons, so that a second ^C ends the process at once.
-        threads = [threading.Thread(target=write, args=item, daemon=True) for item in copied.items()]
+        threads = [threading.Thread(target=write_kind, args=item, daemon=True) for item in copied.items()]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -419,13 +430,8 @@ class Saver:
         }
 
     def _whole(self) -> tuple[dict[str, RowRange], dict[str, RowRange]]:
-        """Return all weights and optimizer state; of tied tensors only the first is included."""
-        seen: dict[int, str] = {}
-        weights = {
-            name: RowRange.all_of(tensor)
-            for name, tensor in self.model.model.state_dict().items()
-            if seen.setdefault(tensor.data_ptr(), name) == name or tensor.numel() == 0
-        }
+        """Return all weights and optimizer state."""
+        weights = {name: RowRange.all_of(tensor) for name, tensor in saved_weights(self.model).items()}
         learned = adam.optimizer_state(_tensors(self.placed.rows), self.optimizer)
         return weights, {name: RowRange.all_of(tensor) for name, tensor in learned.items()}
 

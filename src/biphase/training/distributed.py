@@ -36,7 +36,7 @@ from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache, partial
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -322,25 +322,6 @@ def alike() -> dict[str, str]:
 BUCKET = 2**23  # elements per bucket: 32 MB of fp32 gradients, large enough to saturate a link
 
 
-class Gradients(Protocol):
-    """Turns the gradients of micro-batches into those that the optimizer reads."""
-
-    @property
-    def ranks(self) -> Ranks: ...
-
-    def collect(self, *, last: bool) -> None:
-        """Called before each micro-batch of a step."""
-        ...
-
-    def total(self, loss: Tensor) -> Tensor:
-        """Sum the gradients over all processes; return the sum of the losses."""
-        ...
-
-    def norm(self) -> Tensor:
-        """Return the global gradient norm, the same in every process."""
-        ...
-
-
 class Replicated:
     """Gradients of a model that every process holds entirely.
 
@@ -408,6 +389,7 @@ class Replicated:
             parameter.grad = part.view_as(parameter)
 
     def total(self, loss: Tensor) -> Tensor:
+        """Sum the gradients over all processes; return the sum of the losses."""
         if self.ranks.world == 1:
             return loss
         if not self.waiting:  # no micro-batch in this process
@@ -583,6 +565,11 @@ def _mesh(kind: str, copies: int, group: int) -> DeviceMesh:
     return init_device_mesh(kind, (copies, group), mesh_dim_names=("copies", "rows"))
 
 
+# What turns the gradients of micro-batches into those that the optimizer reads. `collect` is called before each
+# micro-batch of a step.
+Gradients = Replicated | Sharded
+
+
 # ---------------------------------------------------------------- placing
 
 
@@ -607,26 +594,24 @@ def place(model: LanguageModel, run: Pretrain, ranks: Ranks, options: RuntimeOpt
     if run.freeze == "embeddings":
         freeze_embeddings(model)
     model.train()
-    decays = layer_decays(run)
-    if options.sharding.kind != "none" and ranks.world > 1:
-        if isinstance(run.optimizer, Muon):
-            raise TrainingError(
-                f"{run.name}: Muon needs whole matrices, not the rows of --shard; type --shard none"
-            )
-        # Prepared on the host, compiled block by block: each block moves to the device when it is sharded, and only its
-        # rows stay there.
-        path = model.prepare(
-            ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute, cut=True
+    cut = options.sharding.kind != "none" and ranks.world > 1
+    if cut and isinstance(run.optimizer, Muon):
+        raise TrainingError(
+            f"{run.name}: Muon needs whole matrices, not the rows of --shard; type --shard none"
         )
-        sharded = shard(model, options.sharding, ranks, run.precision)
-        learned = sharded.learned()
-        adam = optimizer.build(model, run.optimizer, learned, layer_decays=decays)
-        return Placed(path, adam, sharded, learned, sharded.rows())
-    path = model.to(ranks.device).prepare(
-        ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute
+    if not cut:
+        model.to(ranks.device)
+    # To be sharded, it is prepared on the host, compiled block by block: each block moves to the device when it is
+    # sharded, and only its rows stay there.
+    path = model.prepare(
+        ranks.device, run.precision, compiled=options.compiled, recompute=options.recompute, cut=cut
     )
-    # Including frozen ones: a run that continues this one may train them again with their optimizer state.
-    rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
-    learned = optimizer.trainable(model)
-    adam = optimizer.build(model, run.optimizer, learned, layer_decays=decays)
-    return Placed(path, adam, None, learned, rows)
+    sharded = shard(model, options.sharding, ranks, run.precision) if cut else None
+    if sharded:
+        learned, rows = sharded.learned(), sharded.rows()
+    else:
+        learned = optimizer.trainable(model)
+        # Including frozen ones: a run that continues this one may train them again with their optimizer state.
+        rows = {name: RowRange.all_of(weight) for name, weight in model.model.named_parameters()}
+    adam = optimizer.build(model, run.optimizer, learned, layer_decays=layer_decays(run))
+    return Placed(path, adam, sharded, learned, rows)

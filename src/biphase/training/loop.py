@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Generic, Protocol, Self, TypeVar
@@ -19,49 +18,28 @@ import torch
 from torch import Tensor
 
 from biphase.models.backbone import LanguageModel
+from biphase.models.encoder import Encoder
 from biphase.objectives import LossTerm
 from biphase.training.distributed import Gradients, Ranks
 from biphase.training.optimizer import AnyOptimizer, make_capturable, update
 
 
 class MicroBatch(Protocol):
-    """What a step needs of a micro-batch."""
+    """What a step needs of a micro-batch: its number of labels, and how its loss enters the loss of the step.
+
+    If all its tensors are views of one `buffer`, a captured step can read it; it depends on `graph_key` besides the
+    contents of the buffer, and is not captured if that is None. `to` gives a copy in one buffer if `device` is a GPU.
+    """
 
     @property
-    def count(self) -> int:
-        """The number of labels."""
-        ...
-
+    def count(self) -> int: ...
     @property
-    def term(self) -> LossTerm:
-        """How its loss enters the loss of the step."""
-        ...
-
+    def term(self) -> LossTerm: ...
     @property
-    def buffer(self) -> Tensor | None:
-        """The buffer that all its tensors are views of, if there is one."""
-        ...
-
+    def buffer(self) -> Tensor | None: ...
     @property
-    def graph_key(self) -> Hashable | None:
-        """What a captured step depends on besides the contents of the buffer; None: not to be captured."""
-        ...
-
-    def to(self, device: torch.device) -> Self:
-        """Return a copy on `device`, in one buffer if that is a GPU."""
-        ...
-
-
-class WeightCopies(Protocol):
-    """A model that reads its weights through 16-bit copies."""
-
-    def copies(self) -> dict[int, Tensor]:
-        """Return the copies by the address of the weight."""
-        ...
-
-    def refresh(self, copied: bool = False) -> None:
-        """Update what depends on the weights; `copied`: the optimizer kernel has already updated the copies."""
-        ...
+    def graph_key(self) -> Hashable | None: ...
+    def to(self, device: torch.device) -> Self: ...
 
 
 Micro = TypeVar("Micro", bound=MicroBatch)
@@ -120,11 +98,10 @@ class PlainStep(Generic[Micro]):
     """An optimizer step that launches its kernels one by one, with what all steps of a training share."""
 
     optimizer: AnyOptimizer
-    loss_sum: Callable[[Micro], Tensor]  # the summed loss of a micro-batch
+    loss_sum: Callable[[Micro], Tensor]  # the summed loss of a micro-batch, in the precision of the run
     clip: float
     gradients: Gradients
-    autocast: Callable[[], AbstractContextManager[object]] = nullcontext
-    model: WeightCopies | None = None  # None: its weights have no copies
+    encoder: Encoder | None = None  # which reads its weights through 16-bit copies; None: there are none
 
     def __call__(
         self,
@@ -139,8 +116,7 @@ class PlainStep(Generic[Micro]):
         loss = torch.zeros((), device=device)
         for number, batch in enumerate(micro):
             self.gradients.collect(last=number == len(micro) - 1)
-            with self.autocast():
-                part = self.loss_sum(batch.to(device)) / divisors[number]
+            part = self.loss_sum(batch.to(device)) / divisors[number]
             part.backward()
             loss += part.detach()
         loss = self.gradients.total(loss)
@@ -148,10 +124,10 @@ class PlainStep(Generic[Micro]):
         norm = self.gradients.norm()
         nonfinite = torch.ones_like(loss) if idle else (~torch.isfinite(norm + loss)).float()
         shrink = (norm / self.clip).clamp(min=1)
-        copies = {} if self.model is None else self.model.copies()
+        copies = {} if self.encoder is None else self.encoder.copies()
         copied = update(self.optimizer, rate=rate, nonfinite=nonfinite, shrink=shrink, copies=copies)
-        if self.model is not None:
-            self.model.refresh(copied)
+        if self.encoder is not None:
+            self.encoder.refresh(copied)
         return StepResult(torch.stack([loss, norm, nonfinite]))
 
 

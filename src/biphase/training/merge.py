@@ -13,12 +13,8 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import asdict, dataclass, replace
-from functools import partial
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, replace
 
 import torch
 from torch import Tensor
@@ -28,27 +24,19 @@ from biphase.data.shards import Shards
 from biphase.data.stream import streams_of, training_stream
 from biphase.errors import ModelError
 from biphase.keys import Identities, Keyring
-from biphase.models.backbone import LanguageModel, set_rope_base
+from biphase.models.backbone import set_rope_base
+from biphase.objectives import Batch
 from biphase.protocol import heldout_objectives, micro_rows
 from biphase.records import encode
 from biphase.specs import CLM, Corpus, Kept, Merge, Pretrain, RowObjective
-from biphase.store import Store, publish, verify, write_json
+from biphase.store import Store, publish, write_json
 from biphase.training import checkpoint, distributed
-from biphase.training.checkpoint import Progress
+from biphase.training.checkpoint import Progress, saved_weights
 from biphase.training.distributed import Ranks
 from biphase.training.pretrain import heldout_losses, mask_words, starting_model
-from biphase.training.tensors import PendingTensor, Tensors, write
+from biphase.training.tensors import write
 
-
-@dataclass(frozen=True)
-class Summand:
-    """The weights of one part of a mean, read when they are asked for."""
-
-    name: str
-    weight: float
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, torch.dtype]
-    read: Callable[[str], Tensor]
+Part = tuple[str, float, Mapping[str, Tensor]]  # of a mean: its name, its share, its weights
 
 
 def publish_merge(
@@ -65,21 +53,20 @@ def publish_merge(
         store.discard(leftover)
     folder = store.new_attempt(f"checkpoint-{key}")
     try:
-        with ExitStack() as files:
-            parts = {keyring.at(part.run, part.step): part for part in merge.parts}
-            summands = [
-                _summand(parts[str(name)], str(name), float(str(weight)), store, shards, files)
-                for name, weight in keyring.summands(merge)
-            ]
-            hashed = {"model.safetensors": write(folder / "model.safetensors", mean(summands))}
-        hashed["optimizer.safetensors"] = write(folder / "optimizer.safetensors", {})
+        parts = {keyring.at(part.run, part.step): part for part in merge.parts}
+        weights = mean(
+            _part(parts[str(name)], str(name), float(str(share)), store, shards)
+            for name, share in keyring.summands(merge)
+        )
+        tensors = {"model.safetensors": weights, "optimizer.safetensors": {}}
+        hashed = {name: write(folder / name, content) for name, content in tensors.items()}
         main = run.sources[0]
         before = keyring.at(main.run, main.step)
         progress, lines = Progress(step=0, next_sample=run.origin_sample), []
         if store.has(store.checkpoints / before):
             progress = replace(checkpoint.progress_of(store, before), step=0, next_sample=run.origin_sample)
             lines = checkpoint.metrics_of(store, before)
-        losses = _heldout(run, folder, sources, ranks)
+        losses = _heldout(run, weights, sources, ranks)
         if losses:
             lines = [*lines, {"step": run.origin_step, "heldout": losses}]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -96,91 +83,69 @@ def publish_merge(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def mean(summands: list[Summand]) -> dict[str, PendingTensor]:
-    """Return the weighted mean of each tensor, computed when it is written; other than weights must be equal."""
-    first = summands[0]
-    for other in summands[1:]:
-        differing = [
-            name
-            for name in {**first.shapes, **other.shapes}
-            if first.shapes.get(name) != other.shapes.get(name)
-        ]
-        if differing:
+def mean(parts: Iterable[Part]) -> dict[str, Tensor]:
+    """Return the weighted mean of each tensor; other than weights must be equal. One part is in memory at a time."""
+    first, found, dtypes = "", {}, {}
+    for name, share, tensors in parts:
+        if not found:
+            first, dtypes = name, {key: tensor.dtype for key, tensor in tensors.items()}
+            found = {
+                key: torch.zeros(tensor.shape) if tensor.is_floating_point() else tensor
+                for key, tensor in tensors.items()
+            }
+        shapes = [{key: tensor.shape for key, tensor in each.items()} for each in (found, tensors)]
+        if differing := [key for key in {**found, **tensors} if shapes[0].get(key) != shapes[1].get(key)]:
             raise ModelError(
-                f"Merge: {first.name} and {other.name} are other models ({min(differing)}); merge models of one shape"
+                f"Merge: {first} and {name} are other models ({min(differing)}); merge models of one shape"
             )
-    return {
-        name: PendingTensor(shape, first.dtypes[name], partial(_mean, name, summands))
-        for name, shape in first.shapes.items()
-    }
+        for key, tensor in tensors.items():
+            if tensor.is_floating_point():
+                found[key] += share * tensor.float()
+            elif not torch.equal(found[key], tensor):
+                raise ModelError(f"Merge: {key} is no weight and differs in {name}; merge other models")
+    return {key: tensor.to(dtypes[key]) for key, tensor in found.items()}
 
 
-def _mean(name: str, summands: list[Summand]) -> Tensor:
-    first = summands[0].read(name)
-    if not first.is_floating_point():
-        if not all(torch.equal(first, other.read(name)) for other in summands[1:]):
-            raise ModelError(
-                f"Merge: {name} is no weight and differs in {summands[0].name}; merge other models"
-            )
-        return first
-    total = torch.zeros(first.shape, dtype=torch.float32)
-    for part in summands:
-        total += part.weight * part.read(name).float()
-    return total.to(first.dtype)
-
-
-def _summand(part: Kept, key: str, weight: float, store: Store, shards: Shards, files: ExitStack) -> Summand:
-    """Open a part: its checkpoint or, at the start of a run, the model that the run starts from."""
-    folder = store.checkpoints / key
+def _part(part: Kept, key: str, share: float, store: Store, shards: Shards) -> Part:
+    """Read a part: its checkpoint or, at the start of a run, the model that the run starts from."""
+    model, name = starting_model(part.run, shards), f"the start of {part.run.name}"
     if part.step or part.run.sources:
-        verify(folder, only="model")
-        saved = files.enter_context(Tensors(folder, "model"))
+        checkpoint.load_weights(store, key, model)
         name = f"{part.run.name} at step {part.step:,}"
-        return Summand(name, weight, saved.shapes, saved.dtypes, saved.whole)
-    model = starting_model(part.run, shards).model
-    seen: dict[int, str] = {}  # of tied tensors only the first is saved
-    weights = {
-        name: tensor
-        for name, tensor in model.state_dict().items()
-        if seen.setdefault(tensor.data_ptr(), name) == name or not tensor.numel()
-    }
-    shapes = {name: tuple(tensor.shape) for name, tensor in weights.items()}
-    dtypes = {name: tensor.dtype for name, tensor in weights.items()}
-    return Summand(f"the start of {part.run.name}", weight, shapes, dtypes, weights.__getitem__)
+    return name, share, saved_weights(model)
 
 
-def _heldout(run: Pretrain, folder: Path, sources: Mapping[Corpus, Shards], ranks: Ranks) -> dict[str, float]:
-    """Return the held-out losses of the mean in `folder`, computed by this process alone."""
+def _heldout(
+    run: Pretrain, weights: Mapping[str, Tensor], sources: Mapping[Corpus, Shards], ranks: Ranks
+) -> dict[str, float]:
+    """Return the held-out losses of a model with these weights, computed by this process alone."""
     own, device = _objectives(run.sources[0]), ranks.device
     stream = streams_of(run, sources, words=mask_words(own))[1]
     if not stream.rows:
         return {}
     model = starting_model(run, next(iter(sources.values())))
-    with Tensors(folder, "model") as saved, torch.no_grad():
-        weights = model.model.state_dict()
-        for name in saved.shapes:
-            weights[name].copy_(saved.whole(name))
+    model.model.load_state_dict(weights, strict=False)  # of tied weights there is one
     if run.initial_rope_base:
         set_rope_base(model.model, run.initial_rope_base)
     model.to(device).prepare(device, run.precision, compiled=False)
     model.eval()
     varlen, length = varlen_works(device, run.precision), run.packing.length
     rows = run.heldout_tokens // length
+
+    def loss_sum(batch: Batch) -> Tensor:
+        with distributed.autocast(device, run.precision):
+            return model.loss_sum(batch, pattern_of(batch, varlen=varlen))
+
     losses = heldout_losses(
-        lambda batch: _loss_sum(model, batch, varlen=varlen),
+        loss_sum,
         stream,
         heldout_objectives(*own),
         rows=rows,
         micro_rows=micro_rows(distributed.memory_of(device), rows, length),
         ranks=Ranks(0, 1, device),
-        autocast=lambda: distributed.autocast(device, run.precision),
         fixed=False,
     )
     return {name: loss for name, loss in losses.items() if math.isfinite(loss)}
-
-
-def _loss_sum(model: LanguageModel, batch: Any, *, varlen: bool) -> Tensor:
-    return model.loss_sum(batch, pattern_of(batch, varlen=varlen))
 
 
 def _objectives(part: Kept) -> tuple[RowObjective, ...]:

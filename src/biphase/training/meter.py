@@ -7,19 +7,20 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
 from torch import Tensor
 
+from biphase.errors import TrainingError
 from biphase.progress import MINUTE, columns
 from biphase.text import duration, fit, si, sparkline
-from biphase.tracking import TrackedRun
 from biphase.training.loop import StepReading
+from biphase.training.options import RuntimeOptions
 
 # Steps. A read waits until all but the last BEHIND are computed; those keep the device busy meanwhile.
 READ_EVERY, BEHIND = 10, 8
+NONFINITE_LIMIT = 20  # consecutive skipped steps after which training fails
 CURVE = 8  # width of the loss curve in characters
 
 
@@ -34,37 +35,28 @@ class Meter:
         first: int,
         until: int,
         tokens_per_step: float,
-        flops_per_token: float | None = None,
         every: int = 1,  # steps between reads
         behind: int = 0,  # steps left queued on the device while the host reads
         lines: list[dict[str, Any]] | None = None,
-        texts: list[str] | None = None,  # the lines as JSON, if known
         nonfinite_in_a_row: int = 0,
-        tracked: TrackedRun | None = None,
-        live: Path | None = None,  # a copy of the lines for live reports, written whenever the device is read
+        options: RuntimeOptions,  # trackers, the copy of the lines for live reports, what the progress line shows
         out: TextIO | None = None,  # default: the current stderr
-        quiet: bool = False,
-        study_left: Callable[[], str] = lambda: "",  # the time that the whole study will still take
     ) -> None:
         self.lines = list(lines or [])
-        self.texts = [_text(line) for line in self.lines] if texts is None else list(texts)
         self.title, self.origin, self.first, self.until = title, origin, first, until
-        self.tokens_per_step, self.flops_per_token, self.every = tokens_per_step, flops_per_token, every
-        self.behind = behind
+        self.tokens_per_step, self.every, self.behind = tokens_per_step, every, behind
         self.waiting: list[tuple[int, dict[str, Any], StepReading]] = []
         self.nonfinite_in_a_row = nonfinite_in_a_row
-        self.longest_nonfinite = nonfinite_in_a_row  # including series that a finite step has ended
-        self.last_skipped: dict[str, Any] = {}
         self.skipped = 0
         self.last_shown = time.monotonic()
-        self.tracked = tracked
-        if tracked:
-            tracked.lines = list(self.lines)
-        self.live_path = live
+        self.tracked = options.tracked
+        if self.tracked:
+            self.tracked.lines = list(self.lines)
+        self.live_path = options.live
         self.live_lines: TextIO | None = None
         self.out = out or sys.stderr
-        self.quiet, self.live = quiet, self.out.isatty() and not quiet
-        self.study_left = study_left
+        self.quiet, self.live = options.quiet, self.out.isatty() and not options.quiet
+        self.study_left = options.study_left
         self.rate = math.nan
         self._mark = (time.monotonic(), first)  # time and step from which the rate is measured
 
@@ -76,7 +68,8 @@ class Meter:
 
     def flush(self, *, but: int = 0) -> None:
         """Read the recorded steps, except the last `but`, which the device may still be computing."""
-        ready = self.waiting[: len(self.waiting) - but]
+        read = len(self.waiting) - but
+        ready, self.waiting = self.waiting[:read], self.waiting[read:]
         for step, facts, reading in ready:
             loss, norm, nonfinite = reading.read()
             line: dict[str, Any] = {
@@ -87,8 +80,6 @@ class Meter:
             }
             if nonfinite:
                 self.nonfinite_in_a_row += 1
-                self.longest_nonfinite = max(self.longest_nonfinite, self.nonfinite_in_a_row)
-                self.last_skipped = line
                 self.skipped += 1
                 line["skipped"] = True
                 self.say(
@@ -99,6 +90,13 @@ class Meter:
                 self.nonfinite_in_a_row = 0
                 line.pop("samples", None)
             self._keep(line)
+            if self.nonfinite_in_a_row >= NONFINITE_LIMIT:
+                self.waiting.clear()  # training ends here
+                raise TrainingError(
+                    f"{NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
+                    f"{line['step']:,} with samples {line['samples'][0]} to {line['samples'][1]}; "
+                    "lower schedule=WSD(peak=…) or look at the text there"
+                )
         if self.live_lines:
             self.live_lines.flush()
         if ready:
@@ -108,7 +106,6 @@ class Meter:
                 self.rate = (done - self._mark[1]) * self.tokens_per_step / max(elapsed, 1e-9)
                 self._mark = (now, done)
             self._show(self.lines[-1], done)
-        self.waiting = self.waiting[len(ready) :]
 
     def event(self, step: int, **facts: Any) -> None:
         """Record something that is not a step, e.g. held-out losses."""
@@ -152,11 +149,10 @@ class Meter:
                 f"loss {line['loss'] or math.nan:.3f} {sparkline(losses, CURVE)}",
                 f"lr {line['rate']:.2e}",
                 f"{si(self.rate)}tok/s",
-                f"{si(self.rate * self.flops_per_token)}FLOP/s" if self.flops_per_token else "",
                 f"{left}, study {study} left" if study else f"{left} left",
             ),
             columns(self.out) - 3,
-            spare=(5, 3, 4),
+            spare=(3, 4),
         )
         self.out.write(f"\r\x1b[K  {text}" if self.live else f"  {text}\n")
         self.out.flush()
@@ -164,25 +160,28 @@ class Meter:
     def _keep(self, line: dict[str, Any]) -> None:
         # Opened lazily, so that a training job that fails before its first line leaves no file open.
         if self.live_path:
-            self.live_lines, self.live_path = _live(self.live_path, self.texts), None
+            self.live_lines, self.live_path = _live(self.live_path, self.text()), None
         self.lines.append(line)
-        self.texts.append(_text(line))
         if self.tracked:
             self.tracked.log(line)
         if self.live_lines:
-            self.live_lines.write(self.texts[-1])
+            self.live_lines.write(_text(line))
+
+    def text(self) -> str:
+        """Return all lines as JSON."""
+        return "".join(map(_text, self.lines))
 
 
 def _text(line: dict[str, Any]) -> str:
     return json.dumps(line) + "\n"
 
 
-def _live(path: Path, lines: list[str]) -> TextIO | None:
+def _live(path: Path, text: str) -> TextIO | None:
     """Open the live file and write the lines so far. It is for display only, so a disk error is ignored."""
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("w", encoding="utf-8")
-        file.writelines(lines)
+        file.write(text)
         file.flush()
         return file
     return None

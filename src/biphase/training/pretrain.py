@@ -16,7 +16,6 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
@@ -41,7 +40,6 @@ from biphase.models.backbone import (
     probe,
     set_rope_base,
 )
-from biphase.models.native import is_masked, masked_forms
 from biphase.objectives import Batch, assign
 from biphase.presets import sources_of
 from biphase.protocol import heldout_objectives, micro_rows
@@ -121,7 +119,7 @@ def _from_hub(
     assert isinstance(root.start, Hub)
     model = from_hub(root.start, tokenizer, length=run.packing.length, stretched=_stretched(run))
     if probed:
-        _probe(model, run, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
+        probe(model, vocab=len(model.head) if tokenizer is None else tokenizer.vocab)
     if run.adapter:
         add_adapter(model, run.adapter, seed=root.seed)
     return model
@@ -133,30 +131,13 @@ def _from_scratch(run: Pretrain, root: Pretrain, ids: dict[str, int], *, probed:
         root.start, **ids, length=run.packing.length, seed=root.seed, stretched=_stretched(run)
     )
     if probed and isinstance(root.start, Config):
-        _probe(model, run, vocab=ids["vocab"])
+        probe(model, vocab=ids["vocab"])
     return model
 
 
 def _stretched(run: Pretrain) -> bool:
     """Return whether the rope base changes from the first step on, so that rows may exceed the model's context."""
     return run.initial_rope_base > 0 or (bool(run.stages) and run.phases[0].rope_base > 0)
-
-
-def _probe(model: LanguageModel, run: Pretrain, *, vocab: int) -> None:
-    probe(model, vocab=vocab)
-    if run.stages and not run.stages[-1].objective.causal:
-        model.note = _without_masked_class(model, run.packing.length)
-
-
-def _without_masked_class(model: LanguageModel, length: int) -> str:
-    """Return a warning if transformers has no class that fills masks with the resulting model, else ""."""
-    name = type(model.model).__name__
-    if is_masked(name) or next(masked_forms(model, length), None) is not None:
-        return ""
-    return (
-        f"transformers has no masked-language-model class for {name}: the exported encoder gives hidden states and "
-        "embeddings there, but fills masks only by biphase.load(FOLDER).fill_mask(…)"
-    )
 
 
 # ---------------------------------------------------------------- models of saved checkpoints
@@ -199,7 +180,6 @@ def heldout_losses(
     rows: int,
     micro_rows: int,
     ranks: Ranks,
-    autocast: Callable[[], AbstractContextManager[object]],
     fixed: bool,
     together: bool = False,  # sharded: every process must run the same number of forward passes
 ) -> dict[str, float]:
@@ -213,15 +193,13 @@ def heldout_losses(
         mass = 0
         for part in mine:
             batch = stream.batch(objective, part.samples, step=0, fixed=fixed)
-            with autocast():
-                total += loss_sum(batch.to(ranks.device))
+            total += loss_sum(batch.to(ranks.device))
             mass += batch.term.mass
         if together:
             samples = mine[0].samples[:1] if mine else torch.tensor([0])
             spare = stream.batch(objective, samples, step=0, fixed=fixed)
             for _ in range(passes_of(every, ranks.world, micro_rows) - len(mine)):
-                with autocast():
-                    loss_sum(spare.without_labels().to(ranks.device))
+                loss_sum(spare.without_labels().to(ranks.device))
         masses = ranks.sum(mass)[0]
         if masses:
             losses[objective.column] = ranks.sum_float(float(total)) / masses
@@ -229,9 +207,6 @@ def heldout_losses(
 
 
 # ---------------------------------------------------------------- training jobs
-
-
-NONFINITE_LIMIT = 20  # consecutive skipped steps after which training fails
 
 
 @dataclass
@@ -249,7 +224,6 @@ class LiveModel:
     key: str  # "": equal to no checkpoint in the store
     graphs: Graphs[AnyBatch] | None  # captured steps; they read weights and optimizer state where these are
     lines: list[dict[str, Any]]  # the metrics up to `key`
-    texts: list[str]  # the same as JSON
 
     @property
     def bytes(self) -> int:
@@ -306,7 +280,6 @@ class Pretraining:
                 f"{run.name}: {ranks.world} processes cannot share a batch of {run.rows_per_step} rows; use fewer"
             )
         self.store.refuse_debris(self.store.checkpoints / self.key)  # before the work rather than after it
-        self.texts: list[str] | None = None
         lines = self._load_nearest()
         self._adopt_arithmetic()
         self._load_pairs()
@@ -321,16 +294,13 @@ class Pretraining:
             first=self.progress.step,
             until=self.target,
             tokens_per_step=on_pairs.tokens_per_step if on_pairs else run.batch_tokens,
-            flops_per_token=self.flops_per_token,
             every=1 if ranks.device.type == "cpu" else READ_EVERY,
             behind=0 if ranks.device.type == "cpu" else BEHIND,
             lines=lines,
-            texts=self.texts,
             nonfinite_in_a_row=self.progress.nonfinite_in_a_row,
-            tracked=self.options.tracked if ranks.first else None,
-            live=self.options.live if ranks.first else None,
-            quiet=self.options.quiet or not ranks.first,
-            study_left=self.options.study_left,
+            options=self.options
+            if ranks.first
+            else replace(self.options, tracked=None, live=None, quiet=True),
         )
         self.loaded = True
 
@@ -361,22 +331,16 @@ class Pretraining:
             return []
         step, key = nearest
         keeps = step > 0 or (run.parent is not None and run.optimizer_state == "keep")
-        unchanged = live is not None and live.key == key and keeps
         try:
-            if unchanged:
+            if live and live.key == key and keeps:  # the model is this checkpoint
                 loaded = checkpoint.progress_of(store, key)
+                self.placed, self.graphs, lines = live.placed, live.graphs, live.lines
             else:
                 loaded = checkpoint.load_weights(store, key, self.model, ranks)
-            self.placed = live.placed if live else place(self.model, run, ranks, self.options)
-            if unchanged and live:
-                self.graphs = live.graphs
-            if not unchanged:
+                self.placed = live.placed if live else place(self.model, run, ranks, self.options)
                 self.placed.optimizer.state.clear()
                 if keeps:
                     checkpoint.load_optimizer_state(store, key, self.placed, ranks)
-            if unchanged and live:  # a long run has megabytes of metrics
-                lines, self.texts = live.lines, live.texts
-            else:
                 lines = checkpoint.metrics_of(store, key) if ranks.first else []
         except (StoreError, OSError):
             if ranks.world == 1 and not (store.checkpoints / key).exists():
@@ -462,7 +426,6 @@ class Pretraining:
             key,
             self.graphs,
             self.meter.lines,
-            self.meter.texts,
         )
 
     def _capturable(self) -> bool:
@@ -547,10 +510,9 @@ class Pretraining:
             self._loss_sum,
             self.run.optimizer.clip,
             placed.sharded or Replicated([*placed.learned.values()], self.ranks),
-            self._autocast,
-            self.model,
+            self.model.encoder,
         )
-        self.model.refresh()  # a captured step does not look whether weights were loaded
+        self.model.encoder.refresh()  # a captured step does not look whether weights were loaded
         hooks = Hooks(
             after=(
                 self._count,
@@ -609,17 +571,15 @@ class Pretraining:
             batches += [batches[0].without_labels()] * (passes - len(batches))
         return [*batches]
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        return distributed.autocast(self.ranks.device, self.run.precision)
-
     def _loss_sum(self, batch: AnyBatch) -> torch.Tensor:
         # Seed dropout by the sample index, so that a resumed run drops the same units. The fused path has no dropout.
         if self.placed.path != "fused":
             distributed.seed_device(salt(self.run.seed, "dropout", int(batch.samples[0])), self.ranks.device)
-        if isinstance(batch, PairBatch):
-            return batch.loss_sum(self.model, self.ranks)
-        z_loss = self.run.z_loss if self.model.training else 0.0  # held-out losses are without it
-        return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen), z_loss=z_loss)
+        with distributed.autocast(self.ranks.device, self.run.precision):
+            if isinstance(batch, PairBatch):
+                return batch.loss_sum(self.model, self.ranks)
+            z_loss = self.run.z_loss if self.model.training else 0.0  # held-out losses are without it
+            return self.model.loss_sum(batch, pattern_of(batch, varlen=self.varlen), z_loss=z_loss)
 
     def _due(self) -> bool:
         """Return whether a checkpoint is due; called before each step."""
@@ -662,13 +622,6 @@ class Pretraining:
             until = (self.run.origin_step + done.step + 1) * rows
         facts["samples"] = [until - rows, until - 1]  # over all processes; kept only for skipped steps
         self.meter.step(done.step, facts, done.outcome)
-        if self.meter.longest_nonfinite >= NONFINITE_LIMIT:
-            last = self.meter.last_skipped
-            raise TrainingError(
-                f"{self.run.name}: {NONFINITE_LIMIT} steps in a row had no finite loss or gradient, the last at step "
-                f"{last['step']:,} with samples {last['samples'][0]} to {last['samples'][1]}; "
-                "lower schedule=WSD(peak=…) or look at the text there"
-            )
 
     def _evaluate(self, done: LoopStep) -> None:
         step = done.step + 1
@@ -708,7 +661,6 @@ class Pretraining:
             rows=self.run.heldout_tokens // self.run.packing.length,
             micro_rows=self.micro_rows,
             ranks=self.ranks,
-            autocast=self._autocast,
             fixed=self.placed.path == "compiled",
             together=self.placed.sharded is not None,
         )
@@ -717,7 +669,7 @@ class Pretraining:
         facts: dict[str, Any] = {}
         if on_pairs := self._pairs_at(trained):
             most = self.run.heldout_tokens // (2 * on_pairs.objective.length)
-            with self._autocast():
+            with distributed.autocast(self.ranks.device, self.run.precision):
                 facts = on_pairs.measure(self.model, self.ranks, most)
             losses |= {on_pairs.objective.column: facts.pop("loss")} if facts else {}
         self.model.train()
@@ -747,7 +699,7 @@ class Pretraining:
             "progress": asdict(self.progress),
         }
         key = checkpoint_key(self.run, step, self.identities)
-        record = CheckpointRecord(key, about, "".join(self.meter.texts))
+        record = CheckpointRecord(key, about, self.meter.text())
         if finished:
             self.saver.complete(record)
         else:

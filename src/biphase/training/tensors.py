@@ -4,9 +4,9 @@
     model-0-of-4.safetensors, …             the rows of each process
     model-0-of-4.json, …                    for each tensor of that part: its whole shape, and the first row's index
 
-`Tensors` reads whole tensors, or some rows of one, from either layout. `write`, `write_whole` and `write_part` write
-tensor by tensor and hash while writing, so that nothing is copied or read twice. The GIL is released while bytes are
-written, so that training can continue meanwhile. `join_parts` makes one whole file of the parts.
+`Tensors` reads whole tensors, or some rows of one, from either layout. `write` and `write_part` write tensor by tensor
+and hash while writing, so that nothing is copied or read twice. The GIL is released while bytes are written, so that
+training can continue meanwhile. `join_parts` makes one whole file of the parts, with one tensor in memory at a time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ import struct
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any, Self
@@ -52,19 +51,6 @@ class RowRange:
         return cls(tensor, tuple(tensor.shape))
 
 
-@dataclass(frozen=True)
-class PendingTensor:
-    """A tensor to be written, which `make` creates when its turn comes."""
-
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    make: Callable[[], Tensor]
-
-    @property
-    def size(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-
 def part_name(kind: str, number: int, of: int) -> str:
     return f"{kind}-{number}-of-{of}"
 
@@ -72,7 +58,8 @@ def part_name(kind: str, number: int, of: int) -> str:
 def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str, RowRange]) -> dict[str, Any]:
     """Write one process's rows and their index; return the manifest entries of both files."""
     name = part_name(kind, number, of)
-    entries = {f"{name}.safetensors": write_whole(folder / f"{name}.safetensors", rows)}
+    own = {key: part.tensor for key, part in rows.items()}
+    entries = {f"{name}.safetensors": write(folder / f"{name}.safetensors", own)}
     index = {key: {"shape": list(part.whole), "first": part.first} for key, part in rows.items()}
     write_json(folder / f"{name}.json", {"tensors": index})
     content = (folder / f"{name}.json").read_bytes()
@@ -80,29 +67,28 @@ def write_part(folder: Path, kind: str, number: int, of: int, rows: Mapping[str,
     return entries
 
 
-def write_whole(path: Path, rows: Mapping[str, RowRange]) -> dict[str, Any]:
-    """Write the rows as plain tensors to one file; return its manifest entry."""
-    pending = {
-        name: PendingTensor(tuple(part.tensor.shape), part.tensor.dtype, lambda part=part: part.tensor)
-        for name, part in rows.items()
-    }
-    return write(path, pending)
+def write(path: Path, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Write tensors to a safetensors file; return its size and hash as a manifest entry."""
+    kinds = {name: (tensor.dtype, tuple(tensor.shape)) for name, tensor in tensors.items()}
+    return _write(path, kinds, lambda name: tensors[name].detach().cpu())
 
 
-def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
-    """Write a safetensors file one tensor at a time; return its size and hash as a manifest entry."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+def _write(
+    path: Path, kinds: Mapping[str, tuple[torch.dtype, tuple[int, ...]]], read: Callable[[str], Tensor]
+) -> dict[str, Any]:
+    """Write tensors of known types and shapes, each of which is read when its turn comes."""
+    ordered = sorted(kinds, key=lambda name: (-kinds[name][0].itemsize, name))
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for name, tensor in ordered:
-        begin, end = end, end + tensor.size
-        offsets = {"data_offsets": [begin, end]}
-        header[name] = {"dtype": KINDS[tensor.dtype], "shape": list(tensor.shape), **offsets}
+    for name in ordered:
+        dtype, shape = kinds[name]
+        begin, end = end, end + prod(shape) * dtype.itemsize
+        header[name] = {"dtype": KINDS[dtype], "shape": list(shape), "data_offsets": [begin, end]}
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
     with path.open("xb") as file:
-        for chunk in _bytes_of(struct.pack("<Q", len(text)) + text, ordered):
+        for chunk in _bytes_of(struct.pack("<Q", len(text)) + text, map(read, ordered)):
             digest.update(chunk)
             size += file.write(chunk)
         file.flush()
@@ -110,14 +96,12 @@ def write(path: Path, tensors: Mapping[str, PendingTensor]) -> dict[str, Any]:
     return {"bytes": size, "sha256": digest.hexdigest()}
 
 
-def _bytes_of(header: bytes, tensors: list[tuple[str, PendingTensor]]) -> Iterable[bytes | memoryview]:
+def _bytes_of(header: bytes, tensors: Iterable[Tensor]) -> Iterable[bytes | memoryview]:
     yield header
-    for name, pending in tensors:
-        tensor = pending.make().contiguous()
-        assert (tuple(tensor.shape), tensor.dtype) == (pending.shape, pending.dtype), name
+    for tensor in tensors:
         if not tensor.numel():
             continue
-        data = memoryview(tensor.reshape(-1).view(torch.uint8).numpy())
+        data = memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
         for begin in range(0, len(data), SLICE):
             yield data[begin : begin + SLICE]
 
@@ -156,13 +140,6 @@ class Tensors:
 
     def __exit__(self, *_: object) -> None:
         self._files.close()
-
-    @property
-    def parts(self) -> list[Path]:
-        """The files that contain the tensors, with the indexes of parts."""
-        files = {entry.file for entries in self._entries.values() for entry in entries}
-        indexes = {file.with_suffix(".json") for file in files}
-        return sorted(files | {index for index in indexes if index.exists()})
 
     def whole(self, name: str) -> Tensor:
         if not self.shapes[name]:
@@ -233,14 +210,8 @@ class Tensors:
             self._note(name, whole, path.with_suffix(".safetensors"), first)
 
 
-def join_parts(
-    folder: Path, kind: str, files: Iterable[str] | None = None
-) -> tuple[list[Path], dict[str, Any]]:
-    """Join parts into one file, a tensor at a time; return the parts and the file's manifest entry."""
+def join_parts(folder: Path, kind: str, files: Iterable[str] | None = None) -> dict[str, Any]:
+    """Join parts into one file, a tensor at a time; return its manifest entry."""
     with Tensors(folder, kind, files) as parts:
-        pending = {
-            name: PendingTensor(shape, parts.dtypes[name], partial(parts.whole, name))
-            for name, shape in parts.shapes.items()
-        }
-        entry = write(folder / f"{kind}.safetensors", pending)
-        return parts.parts, entry
+        kinds = {name: (parts.dtypes[name], shape) for name, shape in parts.shapes.items()}
+        return _write(folder / f"{kind}.safetensors", kinds, parts.whole)

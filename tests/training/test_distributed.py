@@ -15,7 +15,10 @@ from common import store_with
 from families.tiny import with_head
 from safetensors.torch import load_file
 
+from biphase import Size
 from biphase.errors import SpecError
+from biphase.study.costs import shape_of_size
+from biphase.study.many_gpus import Load, ShardingOption, collectives
 from biphase.training.options import Sharding
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
@@ -54,6 +57,19 @@ def typed(*commands):
     assert done.returncode == 0, done.stderr[-3000:]
 
 
+def biphase(study: Path, store: Path, processes: int, *more: str) -> None:
+    command = [sys.executable, "-m", "biphase", "run", study, "--store", store, "--quiet"]
+    command += ["--processes", str(processes)]
+    done = subprocess.run(
+        [*command, *more],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def end(store: Path):
     """Weights, moments and lines of the run's last state."""
     states = list((store / "checkpoints").iterdir())
@@ -77,6 +93,30 @@ def study(corpus, tmp_path):
 
 def apart(one, two):
     return max((one[name] - two[name]).abs().max().item() for name in one)
+
+
+@pytest.mark.campaign
+def test_two_and_three_processes_agree_with_one(study, tmp_path):
+    biphase(study, tmp_path / "one", 1)
+    weights, _, labels, heldout = end(tmp_path / "one")
+    for count in (2, 3):  # eight rows over three processes: shares of unequal size
+        biphase(study, tmp_path / str(count), count)
+        others = end(tmp_path / str(count))
+        assert others[2] == labels, "the same masks give the same number of labels at every step"
+        assert apart(weights, others[0]) <= 1e-5
+        for step, losses in heldout.items():
+            assert others[3][step] == pytest.approx(losses, abs=1e-4)
+
+
+@pytest.mark.campaign
+def test_a_run_resumes_with_another_number_of_processes(study, tmp_path):
+    biphase(study, tmp_path / "one", 1)
+    for number, count in enumerate((2, 1, 3, 2)):  # each goes on for a moment, from where the last stopped
+        last = number == 3
+        biphase(study, tmp_path / "mixed", count, "--checkpoint", "3", *([] if last else ["--for", "0.05s"]))
+    one, mixed = end(tmp_path / "one"), end(tmp_path / "mixed")
+    assert mixed[2] == one[2]
+    assert apart(one[0], mixed[0]) <= 1e-5
 
 
 def test_three_processes_stop_and_go_on_to_the_same_bits(study, tmp_path):
@@ -137,6 +177,26 @@ def test_buckets_are_the_same_in_every_step_and_process_and_begin_before_the_bac
             assert early[:sure] == [not wait] * sure, case
             assert not lowest
             assert not loss
+
+
+@pytest.mark.campaign
+def test_frozen_layers_and_merges_agree_in_several_processes_cut_or_not(study, tmp_path):
+    text = study.read_text().replace(
+        "Stage(MLM(0.4), 25))", "Stage(MLM(0.4), 25, freeze='layers[0]', layer_decay=0.5))"
+    )
+    merge = "Pretrain('mean', Merge(Kept(two, 10), two), stages=Stage(CLM(), 5), schedule=WSD(1e-3, 1, 1), heldout_tokens=512)"
+    text = text.replace("BPE, CATALOG,", "BPE, CATALOG, Kept, Merge,").replace(
+        'study = Study("ranks", runs=(Pretrain(', "two = Pretrain("
+    )
+    study.write_text(text.replace("),))", f")\nmean = {merge}\nstudy = Study('ranks', runs=(two, mean))"))
+    stores = [tmp_path / name for name in ("one", "two", "cut")]
+    typed([1, study, stores[0]], [2, study, stores[1]], [2, study, stores[2], "--shard", "full"])
+    ends = [{place.name: place for place in (store / "checkpoints").iterdir()} for store in stores]
+    assert len(ends[0]) == 7  # step 10, the phase, the decay, the end; the merge; its decay, its end
+    for other in ends[1:]:
+        assert other.keys() == ends[0].keys()
+        for key, place in ends[0].items():
+            assert apart(*(load_file(each / "model.safetensors") for each in (place, other[key]))) <= 1e-5
 
 
 # ---------------------------------------------------------------- weights cut over processes
@@ -202,13 +262,35 @@ def test_a_run_goes_on_with_any_number_of_processes_sharded_or_not(study, tmp_pa
     agree(one, mixed)
 
 
+@pytest.mark.campaign
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_two_processes_send_the_bytes_that_a_plan_says(study, fresh, tmp_path, shard):
+    text, commands = study.read_text().replace("decay=10", "decay=1").replace("warmup=5", "warmup=1"), []
+    for steps in (3, 8):  # held-out text, which is read without being learnt, counts the same in both
+        path = tmp_path / f"{steps}.py"
+        path.write_text(text.replace(STAGES, f"Stage(CLM(), {steps}),"))
+        options = ("--shard", shard, "--micro-batch", "2", "--count", tmp_path / f"{steps}.json")
+        commands.append([2, path, fresh(str(steps)), *options])
+    typed(*commands)
+    few, more = (json.loads((tmp_path / f"{steps}.json").read_text()) for steps in (3, 8))
+    vocab = len(end(tmp_path / "3")[0]["lm_head.weight"])
+    shape = shape_of_size(Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64), vocab)
+    load = Load(shape, "fp32", rows=4, micro_rows=2, length=32, labelled=1.0)
+    planned = collectives(load, ShardingOption(shard, 1 if shard == "none" else 2), 2)
+    # Of gradients, all but the last during the backward pass; of weights and gradients.
+    names = {"none": ["sum", "last sum"], "full": ["gather", "cut"]}[shard]
+    assert {name for name in more if more[name] > few[name]} == set(names)
+    for name, collective in zip(names, planned, strict=True):
+        assert (more[name] - few[name]) / 5 == pytest.approx(collective.sent, rel=0.01)
+
+
 ADAPTED = """
 from biphase import MLM, WSD, AdamW, Chunks, Corpus, Hub, LoRA, Pretrain, Pretrained, Stage, Study
 
 text = Corpus("tiny", {source!r}, Pretrained({folder!r}), heldout="heldout.jsonl")
 study = Study("adapted", runs=(Pretrain(
     "adapted", start=Hub({folder!r}), corpus=text,
-    stages=(Stage(MLM(0.4), 12),), packing=Chunks(32, shortest=4), batch_tokens=256, precision="fp32",
+    stages=(Stage(MLM(0.4), 12),), packing=Chunks(32, shortest=4), batch_tokens=256, precision={precision!r},
     schedule=WSD(peak=3e-3, warmup=2, decay=3), heldout_every=6, heldout_tokens=64, {more}
 ),))
 """
@@ -221,14 +303,14 @@ WITHOUT_DROPOUT = dict.fromkeys(
 def adapting(corpus, shards, tmp_path):
     """Makes studies that go on from a tiny model of a family, with the tokenizer of the tiny corpus."""
 
-    def make(family, *, more="", **fields):
+    def make(family, *, precision="fp32", more="", **fields):
         folder = tmp_path / "model"
         layers = {"n_layer" if family == "gpt2" else "num_hidden_layers": 3}
         model = with_head(family, seed=1, vocab_size=320, **layers, **WITHOUT_DROPOUT, **fields)
         model.save_pretrained(folder)
         (folder / "tokenizer.json").write_text((shards / "tokenizer" / "tokenizer.json").read_text())
         (tmp_path / "study.py").write_text(
-            ADAPTED.format(folder=str(folder), source=corpus.source, more=more)
+            ADAPTED.format(folder=str(folder), source=corpus.source, precision=precision, more=more)
         )
         return tmp_path / "study.py"
 
@@ -264,20 +346,38 @@ def test_every_kind_of_model_may_be_sharded(adapting, tmp_path, family, fields):
     agree(one, cut)
 
 
+@pytest.mark.campaign
+def test_bf16_is_computed_in_bf16_and_kept_in_fp32(adapting, tmp_path):
+    """Weights travel and multiply in bf16, so the two differ by its rounding, and by no more than that."""
+    path, plain, cut = adapting("llama", precision="bf16"), tmp_path / "plain", tmp_path / "cut"
+    typed([2, path, plain], [2, path, cut, "--shard", "full"])
+    (weights, _, labels, heldout), others = end(plain), end(cut)
+    assert others[2] == labels
+    assert all(one.dtype == torch.float32 for one in others[0].values())
+    assert any((one != one.bfloat16().float()).any() for one in others[0].values())
+    assert 0 < apart(weights, others[0]) < 0.01
+    for step, losses in heldout.items():
+        assert others[3][step] == pytest.approx(losses, rel=0.01)
+
+
 # ---------------------------------------------------------------- one process
 
 
-def test_groups_divide_the_processes_and_other_names_are_refused():
-    for name, processes, on_a_machine, size in (
-        ("none", 8, 8, 1), ("full", 8, 4, 8), ("hybrid", 8, 4, 4), ("hybrid:2", 8, 4, 2),
-    ):  # fmt: skip
-        assert Sharding.named(name).groups_of(processes, on_a_machine) == size
-    for name, advice in (("hybrid:3", "type --shard hybrid:2"), ("hybrid", "--shard full")):
-        with pytest.raises(SpecError, match=advice):
-            Sharding.named(name).groups_of(8, 8)
-    for text in ("", "half", "full:2", "hybrid:0", "hybrid:x", "none:1"):
-        with pytest.raises(SpecError, match="hybrid:4"):
-            Sharding.named(text)
+@pytest.mark.parametrize("text", ["", "half", "full:2", "hybrid:0", "hybrid:x", "none:1"])
+def test_other_names_are_refused(text):
+    with pytest.raises(SpecError, match="hybrid:4"):
+        Sharding.named(text)
+
+
+def test_groups_divide_the_processes():
+    assert Sharding("none").groups_of(8, 8) == 1
+    assert Sharding("full").groups_of(8, 4) == 8
+    assert Sharding("hybrid").groups_of(8, 4) == 4
+    assert Sharding("hybrid", 2).groups_of(8, 4) == 2
+    with pytest.raises(SpecError, match="type --shard hybrid:2"):
+        Sharding("hybrid", 3).groups_of(8, 8)
+    with pytest.raises(SpecError, match="--shard full"):
+        Sharding("hybrid").groups_of(8, 8)
 
 
 # ---------------------------------------------------------------- gradients

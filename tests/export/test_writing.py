@@ -24,7 +24,7 @@ from biphase.export.card import trial_for_task
 from biphase.export.checkpoint import export_checkpoint, write_encoder
 from biphase.export.folder import find
 from biphase.export.tuned import export_tuned
-from biphase.export.writing import LEAST, Probes, Readback, WrittenForm, ours, probe_texts
+from biphase.export.writing import LEAST, Readback, WrittenForm, ours, recorded_texts
 
 VOCAB = 320
 TOKENS = {"vocab_size": VOCAB, "bos_token_id": 0, "eos_token_id": 0}
@@ -183,11 +183,10 @@ def test_opened_windows_stay_open(family, native, tokenizer, tmp_path):
 
 def test_a_model_that_differs_is_refused_and_leaves_nothing(tokenizer, tmp_path):
     model = untrained("llama")
-    texts = probe_texts(model.model.config, tokenizer)
-    right = ours(model.encoder, texts)
-    hidden = Readback(AutoModel, right)
-    wrong = Probes(texts, tuple(numbers + 1 for numbers in ours(model.logits, texts).numbers))
-    logits = Readback(AutoModelForCausalLM, wrong, ("logits",))
+    texts = tuple(recorded_texts(tokenizer, model.model.config).values())
+    hidden = Readback(AutoModel, texts, ours(model.encoder, texts))
+    wrong = tuple(numbers + 1 for numbers in ours(model.logits, texts))
+    logits = Readback(AutoModelForCausalLM, texts, wrong, ("logits",))
     for form in (  # causal as it came; a head that means something else
         WrittenForm(model.model, (hidden,)),
         WrittenForm(model.model, (hidden, logits), ({"is_causal": False},)),
@@ -200,24 +199,24 @@ def test_a_model_that_differs_is_refused_and_leaves_nothing(tokenizer, tmp_path)
 
 def test_the_deviation_is_that_of_the_worst_token():
     texts = (np.array([5]), np.array([5, 6, 7]))
-    right = Probes(texts, (torch.ones(1, 4), torch.ones(3, 4)))
+    right = Readback(AutoModel, texts, (torch.ones(1, 4), torch.ones(3, 4)))
 
     def wrong(at, by, *, padded):
-        def read(input_ids, attention_mask=None):
-            numbers = torch.ones(*input_ids.shape, 4)
-            assert (attention_mask is None) == (len(input_ids) == 1)
-            if len(input_ids) > 1:
-                numbers[0, 1:] = torch.nan  # padding does not count
-            if padded == (len(input_ids) > 1) and input_ids.shape[1] == 3:
+        def run(ids, mask):
+            numbers = np.ones((*ids.shape, 4), np.float32)
+            assert (mask is None) == (len(ids) == 1)
+            if len(ids) > 1:
+                numbers[0, 1:] = np.nan  # padding does not count
+            if padded == (len(ids) > 1) and ids.shape[1] == 3:
                 numbers[-1, at] += by
             return numbers
 
-        return read
+        return run
 
     for padded in (True, False):  # a model may err in one of them only
         assert writing.deviation(right, wrong(2, 0.0, padded=padded), pad=0) == 0
         assert writing.deviation(right, wrong(2, 0.5, padded=padded), pad=0) == pytest.approx(0.5)
-        assert writing.deviation(right, wrong(1, torch.nan, padded=padded), pad=0) == float("inf")
+        assert writing.deviation(right, wrong(1, np.nan, padded=padded), pad=0) == float("inf")
     assert writing.TOLERANCE < 1e-3
 
 

@@ -54,7 +54,7 @@ from biphase.specs import (
     Tag,
     Task,
 )
-from biphase.specs.tasks import FAMILY_OF, Form
+from biphase.specs.tasks import Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
 from biphase.study.load import refuse_metadata_only
@@ -212,10 +212,6 @@ KINDS: dict[type[Form], Kind] = {
     ),
     Choose: Kind(Choose.pipeline, AutoModelForMultipleChoice, None, labels=("score",)),
 }
-if missing := FAMILY_OF.keys() - KINDS.keys():
-    raise NotImplementedError(
-        f"export.tuned lacks a class of transformers for {missing} of specs.tasks.FAMILIES"
-    )
 
 
 def kind_of(recipe: TrialRecipe) -> Kind:
@@ -338,7 +334,8 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
 def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
     model, tokenizer = retrained.model, retrained.recipe.tokenizer
     trunk: Any = model.encoder.trunk
-    compared = tuple(_readbacks(model, kind, writing.probe_texts(trunk.config, tokenizer)).values())
+    texts = tuple(writing.recorded_texts(tokenizer, trunk.config).values())
+    compared = tuple(_readbacks(model, kind, texts).values())
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
     named |= {"problem_type": kind.problem} if kind.problem else {}
@@ -367,15 +364,12 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
 def _readbacks(model: TaskModel, kind: Kind, texts: tuple[np.ndarray, ...]) -> dict[str, Readback]:
     """The hidden states of a fine-tuned model and its logits, where it has them."""
+    own = writing.ours_tuned(model, texts) if kind.labels else ()
     if kind.pipeline == Answer.pipeline:
         # Some of these classes store the trunk under a name that AutoModel does not know.
-        return {
-            "logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("start_logits", "end_logits"))
-        }
-    hidden = {"hidden_states": Readback(AutoModel, writing.ours(model.encoder, texts))}
-    if not kind.labels:
-        return hidden
-    return hidden | {"logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))}
+        return {"logits": Readback(kind.auto, texts, own, ("start_logits", "end_logits"))}
+    hidden = {"hidden_states": Readback(AutoModel, texts, writing.ours(model.encoder, texts))}
+    return hidden | ({"logits": Readback(kind.auto, texts, own, ("logits",))} if kind.labels else {})
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:

@@ -63,9 +63,7 @@ FOLDERS = "corpus/corpus-00000-of-00001.csv corpus_old/x.csv queries/q.csv corpu
         ("test.csv.gz data/test.csv", "test.csv", "test.csv.gz"),
         ("test.csv.gz data/test.csv", "data/*", "data/test.csv"),
         ("test.csv.gz data/test.csv", "d?ta/test*", "data/test.csv"),
-        ("Train.CSV", "train*", "Train.CSV"),
         ("train.csv train.txt", "train*", "train.csv"),
-        ("[1]/data*/train.csv 1/data/train.csv", "[1]/data*/train*", "[1]/data*/train.csv"),  # it exists
         (FOLDERS, "corpus*", "corpus/corpus-00000-of-00001.csv"),
         (FOLDERS, "queries", "queries/q.csv"),
         (FOLDERS, "pairs*", ""),

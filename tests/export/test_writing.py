@@ -68,11 +68,8 @@ FACTORS = {
     [
         ("llama", {"attention_bias": True, "mlp_bias": True}),
         ("llama", {"head_dim": 12, "tie_word_embeddings": True}),
-        ("qwen2", {}),  # biases on some matrices only
-        ("mistral", {"sliding_window": None}),
         ("granite", FACTORS),
         ("gemma", {"head_dim": 12}),  # 1 + weight in norms, scaled embeddings
-        ("phi3", {}),  # fused matrices
         ("ernie4_5", {"use_bias": True}),  # interleaved rotary pairs
         ("smollm3", {"no_rope_layers": [1, 1]}),
     ],
@@ -93,7 +90,6 @@ PARTIAL = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "parti
     ("family", "fields"),
     [
         ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
-        ("smollm3", {"no_rope_layers": [0, 1, 1, 1]}),
         ("smollm3", {"no_rope_layers": [0, 0, 0, 0]}),
         ("glm", {"head_dim": 8}),  # half of each head is rotated
         ("phi3", PARTIAL),
@@ -123,9 +119,7 @@ AS_DECODER = TOKENS | {"max_position_embeddings": 67, "is_decoder": True, "pad_t
     ("family", "fields", "decoder"),
     [
         ("bert", {}, False),
-        ("bert", AS_DECODER, True),  # a decoder whose family has a masked class gets it
-        ("roberta", {"max_position_embeddings": 67}, False),
-        ("roberta", AS_DECODER, True),
+        ("roberta", AS_DECODER, True),  # a decoder whose family has a masked class gets it
         ("modernbert", {"local_attention": 12, "cls_token_id": 0, "sep_token_id": 0}, False),
     ],
 )

@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 from common import OBJECTS, SUBJECTS, VERBS
-from transformers import BertConfig, BertModel, EuroBertConfig, EuroBertModel
+from families import tiny
+from transformers import BertConfig, BertModel
 
 from biphase.attention import NAME
 from biphase.data.tokenizer import load_saved, train
@@ -35,23 +36,13 @@ def encoder():
     """Makes small EuroBERTs, their weights a function of the seed."""
 
     def make(*, vocab=320, width=32, layers=2, context=512, seed=0):
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
-            config = EuroBertConfig(
-                vocab_size=vocab,
-                hidden_size=width,
-                intermediate_size=2 * width,
-                num_hidden_layers=layers,
-                num_attention_heads=2,
-                num_key_value_heads=1,
-                max_position_embeddings=context,
-                pad_token_id=None,
-                bos_token_id=None,
-                eos_token_id=None,
-                mask_token_id=3,
-            )
-            config._attn_implementation = NAME
-            return Encoder(EuroBertModel(config), context=context)
+        fields = {
+            "vocab_size": vocab, "hidden_size": width, "intermediate_size": 2 * width, "num_hidden_layers": layers,
+            "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": context,
+        }  # fmt: skip
+        trunk = tiny.trunk("eurobert", seed=seed, **fields)
+        trunk.set_attn_implementation(NAME)
+        return Encoder(trunk, context=context)
 
     return make
 
@@ -179,7 +170,8 @@ def kinds(tokenization, *, random_targets=False, **fields):
     form = Classify("{one}", ("other", "dog"))
 
     def row(number):
-        said = text(number).replace("dog", "hen") + (" dog" if number % 2 else " hen")
+        animal = "dog" if number % 2 else "hen"
+        said = f"{text(number).replace('dog', animal)} {animal}"
         return [said, random.Random(-number - 1).randrange(2) if random_targets else number % 2]
 
     return family_with("kinds", form, row, tokenization, **fields)

@@ -83,56 +83,41 @@ def loss_of(some, tuner, step=0, seed=0):
     return total / sum(batch.count for batch in batches), len(batches)
 
 
+@pytest.mark.parametrize(
+    ("name", "protocol"),
+    [("wikiann-mini", "paper"), ("squadshifts-mini", "paper"), ("squadshifts-mini", "standard")],
+    ids=["tags", "in the answer or not", "start and end"],
+)
 @TOKENS
 @torch.no_grad()
-def test_the_loss_of_spans_is_that_of_two_choices_among_the_tokens_of_a_padded_window(
-    tokens, shipped, tokenization_of, encoder, options
-):
-    examples = few("squadshifts-mini", shipped, 10)
-    # Most contexts take several windows.
-    tokenization = tokenization_of(all_text(examples), length=56, vocab=400)
-    some = family("squadshifts-mini", examples, tokenization, protocol="standard", batch=9)
-    assert some.size > 20
-    tuner = FineTuner(encoder(vocab=400), options(train_tokens=tokens))
-    loss, count = loss_of(some, tuner)
-    assert count in {10_000: {1}, 300: range(2, 9), 1: {9}}[tokens]
-
-    model = tuner.fresh(some, 0)
-    rows = rows_of(some, 0, 0)
-    train = some.encoded["train"]
-    padded = torch.full((len(rows), 70, 2), -1e9)
-    for place, row in enumerate(rows):
-        padded[place, : len(train.ids[row])] = alone(model, train.ids[row])
-    bounds = torch.from_numpy(train.bounds[rows])
-    assert 0 < (bounds > 0).all(1).sum() < 9, "some windows hold the answer, some do not"
-    wanted = sum(F.cross_entropy(padded[..., side], bounds[:, side]) for side in (0, 1)) / 2
-    assert loss == pytest.approx(wanted.item(), abs=1e-5)
-
-
-@pytest.mark.parametrize("name", ["squadshifts-mini", "wikiann-mini"])
-@TOKENS
-@torch.no_grad()
-def test_the_loss_of_tokens_is_a_mean_over_all_labelled_tokens_of_the_step(
-    name, tokens, shipped, tokenization_of, encoder, options
+def test_the_loss_of_a_step_is_that_of_its_texts_alone_whatever_the_micro_batches(
+    name, protocol, tokens, shipped, tokenization_of, encoder, options
 ):
     examples = few(name, shipped, 10)
-    tokenization = tokenization_of(all_text(examples), length=100)
-    some = family(name, examples, tokenization, batch=6)
-    tuner = FineTuner(encoder(vocab=900), options(train_tokens=tokens))
-    loss, _ = loss_of(some, tuner)
+    tokenization = tokenization_of(
+        all_text(examples), length=56, vocab=400
+    )  # a context takes several windows
+    some = family(name, examples, tokenization, protocol=protocol, batch=9)
+    tuner = FineTuner(encoder(vocab=400), options(train_tokens=tokens))
+    loss, count = loss_of(some, tuner)
+    assert (count == 1) == (tokens == 10_000)
 
-    model = tuner.fresh(some, 0)
+    model, rows = tuner.fresh(some, 0), rows_of(some, 0, 0)
     train = some.encoded["train"]
-    labels = train.inside if name == "squadshifts-mini" else train.labels
-    rows = rows_of(some, 0, 0)
-    logits = torch.cat([alone(model, train.ids[row]) for row in rows])
-    right = torch.from_numpy(np.concatenate([labels[row] for row in rows]).astype(np.int64))
-    counted = right != IGNORE
-    assert (~counted).any() == (name == "wikiann-mini"), (
-        "a sentence's end has no tag; every token is in or out"
-    )
-    each = -logits.log_softmax(-1)[counted, right[counted]]
-    assert loss == pytest.approx(each.mean().item(), abs=1e-5)
+    logits = [alone(model, train.ids[row]) for row in rows]
+    if protocol == "standard":  # two choices among the tokens of a window
+        padded = torch.full((len(rows), 70, 2), -1e9)
+        for place, one in enumerate(logits):
+            padded[place, : len(one)] = one
+        bounds = torch.from_numpy(train.bounds[rows])
+        assert 0 < (bounds > 0).all(1).sum() < 9, "some windows hold the answer, some do not"
+        wanted = sum(F.cross_entropy(padded[..., side], bounds[:, side]) for side in (0, 1)) / 2
+    else:  # a mean over all labelled tokens of the step
+        labels = train.labels if name == "wikiann-mini" else train.inside
+        right = torch.from_numpy(np.concatenate([labels[row] for row in rows]).astype(np.int64))
+        assert (right == IGNORE).any() == (name == "wikiann-mini"), "a sentence's end has no tag"
+        wanted = F.cross_entropy(torch.cat(logits), right, ignore_index=IGNORE)
+    assert loss == pytest.approx(wanted.item(), abs=1e-5)
 
 
 def test_every_family_has_its_class_here_and_in_the_export():

@@ -59,7 +59,7 @@ def test_the_loss_is_that_of_transformers_for_the_problem_type(tokens, made, enc
 
 @pytest.mark.parametrize(
     ("family", "best", "chance", "most"),
-    [("SC", 0.95, 0.5, 0.18), ("SR", 0.8, 0.0, 0.37), ("ML", 0.85, 0.5, 0.18), ("MC", 0.95, 0.36, 0.18)],
+    [("SC", 0.9, 0.5, 0.18), ("SR", 0.8, 0.0, 0.37), ("ML", 0.85, 0.5, 0.18), ("MC", 0.95, 0.36, 0.18)],
 )
 def test_true_targets_are_learned_and_random_ones_are_not(family, best, chance, most, made, encoder, options):
     """Random targets: 3.7 standard deviations of a score of 100 examples on either side of a guess."""

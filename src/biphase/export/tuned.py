@@ -119,7 +119,7 @@ def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
     encoder = encoder_of(run, saved.key if saved else None, store, lambda run: shards_of(run, store), spec)
     texts = encoder.tokenization
     if saved is None and isinstance(run.start, Hub):
-        tokenizer = writing.tokenizer_of_hub(run.start, texts.before, texts.after, texts.length)
+        tokenizer = writing.tokenizer_of_hub(run.start, texts)
     else:
         tokenizer = tokenizer_for(run, shards_of(run, store), texts.length)
     return TrialRecipe(trial, spec, task, trained_on, run, saved, encoder, tokenizer)

@@ -54,6 +54,7 @@ from biphase.models.encoder import TextHead, pack
 from biphase.models.hub import load_tokenizer, missing_weights, quietly, windows_of
 from biphase.specs import Hub, Retrieve
 from biphase.store import read_json, write_json
+from biphase.tasks.encode import Tokenization
 from biphase.version import code_version
 
 # ---------------------------------------------------------------- tokenizer
@@ -76,8 +77,6 @@ class ExportedTokenizer:
 
     model: Any  # of the `tokenizers` library
     named: dict[str, int]  # special tokens by transformers' names; always has a pad token
-    special: frozenset[int]
-    vocab: int  # largest id + 1
     before: tuple[int, ...]
     after: tuple[int, ...]
     context: int
@@ -122,8 +121,6 @@ def tokenizer_of(
     return ExportedTokenizer(
         tokenizer.model,
         {name: number for name, number in named.items() if number is not None},
-        frozenset(special.ids),
-        tokenizer.vocab,
         (special.bos,) if bos and special.bos is not None else (),
         (special.eos,),
         context,
@@ -131,21 +128,16 @@ def tokenizer_of(
     )
 
 
-def tokenizer_of_hub(
-    hub: Hub, before: tuple[int, ...], after: tuple[int, ...], context: int
-) -> ExportedTokenizer:
-    """The tokenizer of a hub model that was fine-tuned directly; `before` and `after` are the ids around its texts."""
+def tokenizer_of_hub(hub: Hub, encoded: Tokenization) -> ExportedTokenizer:
+    """The tokenizer of a hub model that was fine-tuned directly, whose texts were encoded in this way."""
     loaded = load_tokenizer(hub)
     model = loaded.backend_tokenizer
     model.no_truncation()
     model.no_padding()
+    before, after = encoded.before, encoded.after
     named = {name: int(number) for name in NAMES if (number := getattr(loaded, f"{name}_id")) is not None}
     named.setdefault("pad_token", next(iter([*after, *before, *named.values(), 0])))
-    added = {number for number, token in model.get_added_tokens_decoder().items() if token.special}
-    vocab = max(model.get_vocab(with_added_tokens=True).values()) + 1
-    return ExportedTokenizer(
-        model, named, frozenset({*added, *named.values()}), vocab, before, after, context
-    )
+    return ExportedTokenizer(model, named, before, after, encoded.length)
 
 
 def write_tokenizer(tokenizer: ExportedTokenizer, folder: Path) -> None:

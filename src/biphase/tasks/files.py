@@ -323,6 +323,8 @@ def _in_folder(folder: Path, pattern: str) -> list[str]:
 
 def _among(files: Sequence[str], pattern: str) -> list[str]:
     """Return what `_in_folder` returns, of a repository with these files."""
+    if pattern in files:
+        return [pattern]
     parts = PurePosixPath(pattern).parts
     visible = [PurePosixPath(name) for name in files if not name.startswith(".") and "/." not in name]
     return [str(path) for path in visible if len(path.parts) == len(parts) and path.match(pattern)]

@@ -21,7 +21,7 @@ from biphase.tasks.load import Examples, Library, Pair, Search, load
 SPEC = Finetune((CATALOG["sources-mini"],))
 PROTOCOLS = pytest.mark.parametrize("protocol", ["paper", "standard"])
 TOKENS = pytest.mark.parametrize(
-    "tokens", [10_000, 300, 1], ids=["one micro-batch", "several", "a text each"]
+    "tokens", [10_000, 100, 1], ids=["one micro-batch", "several", "a text each"]
 )
 
 

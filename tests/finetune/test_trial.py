@@ -61,25 +61,6 @@ def test_the_order_is_a_function_of_seed_and_epoch(size, batch, seed):
     assert first not in (second, other)
 
 
-@pytest.mark.parametrize("tokens", [1, 50, 10_000])
-def test_micro_batches_hold_each_example_of_a_step_once_with_its_label(tokens, two_kinds, options):
-    some = two_kinds(train=40, batch=12)
-    rows = rows_of(some, 1, 5)
-    batches = batches_of(some, 1, 5, options(train_tokens=tokens))
-    assert sum(batch.count for batch in batches) == 12
-    found = []
-    for batch in batches:
-        packed = batch.inputs[0]
-        texts = packed.ids.flatten()[packed.at].split(packed.lengths.tolist())
-        found += [
-            (tuple(text.tolist()), label) for text, label in zip(texts, batch.targets.tolist(), strict=True)
-        ]
-    wanted = [(tuple(some.ids["train"][row].tolist()), int(some.gold["train"][row])) for row in rows]
-    assert sorted(found) == sorted(wanted)
-    for batch in batches:
-        assert batch.inputs[0].lengths.sum() <= tokens or len(batch.inputs[0]) == 1
-
-
 # ---------------------------------------------------------------- the same again
 
 

@@ -127,11 +127,6 @@ def _trained_prompts(objective: Contrastive) -> list[Prompts]:
 # ---------------------------------------------------------------- card
 
 
-NOT_TRAINED_ON_PAIRS = (
-    "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model."
-)
-
-
 def _card(
     checkpoint: SavedCheckpoint,
     store: Store,
@@ -170,7 +165,10 @@ def _card(
             *not_masked,
             *limits_of(written),
             f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on.",
-            *(() if embeds else (NOT_TRAINED_ON_PAIRS,)),
+            *(
+                ["Without training on pairs, mean vectors are not an embedding model: fine-tune it."]
+                * (not embeds)
+            ),
             "It was trained on the data named above and knows what is there, its errors and slants too.",
         ],
     )

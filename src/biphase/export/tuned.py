@@ -81,11 +81,10 @@ class TrialRecipe:
 
     def compare(self, validation: float) -> str:
         """Compare a validation score with the recorded one, which chose the learning rate, as text."""
-        metric, recorded = self.trial.about["metric"], self.recorded
-        text = f"validation {metric} {validation * 100:.2f}%"
-        if validation == recorded:
+        text = f"validation {self.trial.about['metric']} {validation * 100:.2f}%"
+        if validation == self.recorded:
             return f"{text}, the same as when it was first made"
-        return f"{text}, and {recorded * 100:.2f}% when it was first made (on another machine sums come in another order)"
+        return f"{text}, and {self.recorded * 100:.2f}% when it was first made (on another machine sums come in another order)"
 
     @property
     def recorded(self) -> float:

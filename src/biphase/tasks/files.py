@@ -315,10 +315,28 @@ Look = Callable[[str], list[str]]  # gives the files that a pattern matches, by 
 
 
 def _in_folder(folder: Path, pattern: str) -> list[str]:
-    if (folder / pattern).is_file():  # it may have brackets in its name
-        return [pattern]
-    names = glob.glob(pattern, root_dir=folder)  # noqa: PTH207 - Path.glob gives hidden files too
-    return [name for name in names if (folder / name).is_file()]
+    if not _visible(folder):
+        return []
+    with _refusing_forbidden(folder):
+        if (folder / pattern).is_file():  # it may have brackets in its name
+            return [pattern]
+        names = glob.glob(pattern, root_dir=folder)  # noqa: PTH207 - Path.glob gives hidden files too
+        return [name for name in names if (folder / name).is_file()]
+
+
+def _visible(folder: Path) -> list[str]:
+    """Return the names in a folder, apart from hidden ones; there are none if it does not exist."""
+    with _refusing_forbidden(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    return []
+
+
+@contextlib.contextmanager
+def _refusing_forbidden(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as wrong:
+        raise DataError(f"{folder} cannot be read ({wrong.strerror}); check its permissions") from None
 
 
 def _among(files: Sequence[str], pattern: str) -> list[str]:
@@ -335,13 +353,7 @@ def _local_files(whose: str, folder: Path, pattern: str) -> tuple[Path, ...]:
     shown = folder / PurePosixPath(pattern).parent
     shown = shown if shown.is_dir() else folder
     names = _matching(partial(_in_folder, folder), pattern)
-    try:
-        there = sorted(path.name for path in shown.iterdir() if not path.name.startswith("."))
-    except (FileNotFoundError, NotADirectoryError):
-        there = []
-    except OSError as wrong:
-        raise DataError(f"{shown} cannot be read ({wrong.strerror}); check its permissions") from None
-    _refuse_unless_one_kind(whose, str(shown), pattern, names, there)
+    _refuse_unless_one_kind(whose, str(shown), pattern, names, _visible(shown))
     return tuple(folder / name for name in names)
 
 

@@ -2,9 +2,9 @@
 
 **Model.** Verification compares hidden states or logits token by token. The reference comes from the trained model with
 biphase's attention, as in fine-tuning. The other side is loaded from the folder by plain transformers: each text of
-`recorded_texts` alone without a mask, and two padded in one batch. `write_model` first tries a class with a masked-LM head (models/native.py), then the model's own
-class with a configuration that makes its attention bidirectional. It tries the possible configurations, reads the
-folder back each time, and keeps only one that agrees.
+`recorded_texts` alone without a mask, and two padded in one batch. `write_model` first tries a class with a masked-LM
+head (models/native.py), then the model's own class with a configuration that makes its attention bidirectional. It
+tries the possible configurations, reads the folder back each time, and keeps only one that agrees.
 
 transformers 4 silently ignores configuration fields that it does not know, such as `is_causal`, and would run such a
 model as a decoder. It does check the `format` in the header of a weights file and refuses an unknown one, while version
@@ -251,9 +251,8 @@ class Readback:
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
     texts: tuple[np.ndarray, ...]  # the longest last
-    numbers: tuple[
-        Tensor, ...
-    ]  # the trained model's output: of each text (tokens, n), or (n,) if it is one of the text
+    # The trained model's outputs: of each text (tokens, n), or (n,) if they are one for the text.
+    numbers: tuple[Tensor, ...]
     fields: tuple[str, ...] = ("last_hidden_state",)  # the compared ones; several are stacked
 
 

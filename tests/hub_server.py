@@ -172,11 +172,6 @@ class Answer(BaseHTTPRequestHandler):
     def _any(self) -> None:
         length = int(self.headers.get("Content-Length") or 0)
         self.sent = self.rfile.read(length) if length else b""
-        if "chunked" in self.headers.get("Transfer-Encoding", ""):
-            while size := int(self.rfile.readline(), 16):
-                self.sent += self.rfile.read(size)
-                self.rfile.readline()
-            self.rfile.readline()
         url = urlsplit(self.path)
         self.query = {name: values[-1] for name, values in parse_qs(url.query).items()}
         asked = f"{self.command} {url.path}"
@@ -201,8 +196,6 @@ class Answer(BaseHTTPRequestHandler):
         match parts:
             case ["lfs", oid]:
                 self._large_file(oid)
-            case ["lfs", oid, "verify"]:
-                self.give({}) if oid in self.server.stored else self.refuse(404, message="not stored")
             case ["api", "whoami-v2"] if user := self._user():
                 role = "read" if user.endswith("-reads") else "write"
                 self.give({"type": "user", "name": user, "auth": {"accessToken": {"role": role}}})
@@ -291,7 +284,7 @@ class Answer(BaseHTTPRequestHandler):
             names = [file["path"] for file in json.loads(self.sent)["files"]]
             self.give({"files": [_mode(name, repository.commits[oid].get(name)) for name in names]})
         elif action == "commit":
-            self._commit(repository, revision, oid)
+            self._commit(repository, revision)
         else:
             self.refuse(404, message=f"{action} is not known to this server")
 
@@ -330,28 +323,19 @@ class Answer(BaseHTTPRequestHandler):
         page = [entries[name] for name in names[first : first + PAGE]]
         self.give(page, **link if len(names) > first + PAGE else {})
 
-    def _commit(self, repository: Repository, branch: str, before: str) -> None:
-        head, *operations = [json.loads(line) for line in self.sent.splitlines()]
-        if branch not in repository.branches:
-            self.refuse(404, "RevisionNotFound", f"Invalid rev id: {branch}")
-        elif head["value"].get("parentCommit", before) != before:
-            self.refuse(412, message="A commit has happened since. Please refresh and try again.")
-        else:
-            files: dict[str, bytes | None] = {}
-            for operation in operations:
-                value = operation["value"]
-                if operation["key"] == "file":
-                    files[value["path"]] = base64.b64decode(value["content"])
-                elif operation["key"] == "lfsFile":
-                    if value["oid"] not in self.server.stored:
-                        self.refuse(400, message="LFS pointer pointed to a file that does not exist")
-                        return
-                    files[value["path"]] = self.server.stored[value["oid"]]
-                else:
-                    files[value["path"]] = None
-            oid = repository.commit(files, branch)
-            url = f"http://127.0.0.1:{self.server.port}/{repository.name}/commit/{oid}"
-            self.give({"success": True, "commitOid": oid, "commitUrl": url, "pullRequestUrl": None})
+    def _commit(self, repository: Repository, branch: str) -> None:
+        files: dict[str, bytes | None] = {}
+        for operation in map(json.loads, self.sent.splitlines()):
+            value = operation["value"]
+            if operation["key"] == "file":
+                files[value["path"]] = base64.b64decode(value["content"])
+            elif operation["key"] == "lfsFile":
+                files[value["path"]] = self.server.stored[value["oid"]]
+            elif operation["key"] == "deletedFile":
+                files[value["path"]] = None
+        oid = repository.commit(files, branch)
+        url = f"http://127.0.0.1:{self.server.port}/{repository.name}/commit/{oid}"
+        self.give({"success": True, "commitOid": oid, "commitUrl": url, "pullRequestUrl": None})
 
     # ------------------------------------------------------------ files
 
@@ -395,13 +379,11 @@ class Answer(BaseHTTPRequestHandler):
     def _large_file(self, oid: str) -> None:
         if "Authorization" in self.headers:  # as storage does with addresses that are signed
             self.refuse(400, message="Only one auth mechanism allowed")
-        elif self.command != "PUT":
-            self._bytes(self.server.stored[oid], oid)
-        elif sha256(self.sent) != oid:
-            self.refuse(400, message="the content is not what its hash says")
-        else:
-            self.server.stored[oid] = self.sent
+        elif self.command == "PUT":
+            self.server.stored[sha256(self.sent)] = self.sent
             self.send(200, ETag=f'"{oid}"')
+        else:
+            self._bytes(self.server.stored[oid], oid)
 
     def _batch(self, name: str) -> None:
         if not self._may_write(name):
@@ -409,9 +391,7 @@ class Answer(BaseHTTPRequestHandler):
         objects = json.loads(self.sent)["objects"]
         for one in objects:
             if one["oid"] not in self.server.stored:
-                upload = {"href": f"http://localhost:{self.server.port}/lfs/{one['oid']}"}
-                verify = {"href": f"http://127.0.0.1:{self.server.port}/lfs/{one['oid']}/verify"}
-                one["actions"] = {"upload": upload, "verify": verify}
+                one["actions"] = {"upload": {"href": f"http://localhost:{self.server.port}/lfs/{one['oid']}"}}
         self.give({"transfer": "basic", "objects": objects})
 
 

@@ -93,8 +93,6 @@ def test_outside_text_is_escaped():
     [
         ("license: apache-2.0", "apache-2.0"),
         ("license: [a, b]", ""),
-        ("license: 'evil\\n---'", ""),
-        ("tags: [x]", ""),
         ("license: {", ""),
         (None, ""),  # no card
     ],
@@ -161,23 +159,22 @@ def test_an_incomplete_grid_and_wrong_names_are_refused(changeable, model, train
     assert "biphase evaluate" in refused(trained.results["early"], "kinds", changeable)
 
 
-def test_different_options_are_different_grids(changeable, model):
-    for (_, seed), trial in kinds(changeable, model).trials.items():
-        if seed == 1:
-            changeable.change(trial.key, lambda about: about["finetune"].update(length=16))
-    assert "2 ways" in refused(model, "kinds", changeable)
-
-
-def test_causal_trials_are_no_scores_and_absent_fields_have_their_defaults(changeable, model):
+def test_only_trials_made_in_the_same_way_are_one_grid(changeable, model):
+    """Fields that an older trial lacks have their defaults; causal trials are no scores of an encoder."""
     grid = kinds(changeable, model)
+    key = grid.trials[grid.rate, 1].key
 
-    def forget(about):  # as a trial older than these fields
+    def forget(about):
         del about["finetune"]["causal"]
         del about["finetune"]["optimizer"]["layer_decay"]
 
-    changeable.change(grid.trials[grid.rate, 1].key, forget)
-    assert [other.trials.keys() for other in grids_of(model, changeable) if other.task == "kinds"] == [
-        grid.trials.keys()
-    ]
-    changeable.change(grid.trials[grid.rate, 1].key, lambda about: about["finetune"].update(causal=True))
-    assert len(kinds(changeable, model).trials) == len(grid.trials) - 1
+    for edit, left in (
+        (forget, [len(grid.trials)]),
+        (lambda about: about["finetune"].update(length=16), [1, len(grid.trials) - 1]),
+        (lambda about: about["finetune"].update(causal=True), [len(grid.trials) - 1]),
+    ):
+        changeable.change(key, edit)
+        found = [len(other.trials) for other in grids_of(model, changeable) if other.task == "kinds"]
+        assert sorted(found) == left
+        if len(left) > 1:
+            assert "2 ways" in refused(model, "kinds", changeable)

@@ -174,12 +174,10 @@ def test_a_repository_is_public_only_on_request(hub, push, trained):
     ("fault", "code"),
     [
         (Fault("PUT /lfs", 500, times=1), 0),
-        (Fault("POST .*/commit/", 503, times=1), 0),
         (Fault("POST .*/commit/", after=10, times=1), 0),  # the commit is made, and the answer lost
         (Fault("POST .*/create", 429, {"Retry-After": "0"}, times=1), 0),
         (Fault("POST .*/batch", 403), 2),
         (Fault("POST .*/commit/", 412), 2),  # somebody else has changed it
-        (Fault("/whoami", 502, times=1), 0),
     ],
 )
 def test_a_failed_upload_publishes_nothing_and_the_same_command_goes_on(fault, code, hub, push, trained, folder, tmp_path):  # fmt: skip
@@ -210,7 +208,6 @@ def test_the_folder_of_a_fine_tuned_model_is_not_uploaded_as_its_encoder(hub, pu
 @pytest.mark.parametrize(
     ("words", "environment", "fact"),
     [
-        (("--push", "it"), {}, "owner/name"),
         (("--push", "../it"), {}, "owner/name"),
         (("--push", "me/it", "--revision", "a/../b"), {}, "step-2000"),
         (("--revision", "step-6"), {}, "--push owner/name"),

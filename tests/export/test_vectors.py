@@ -1,5 +1,6 @@
 """`biphase verify`: every tool computes what the trained model does, and a damaged folder fails with what is wrong."""
 
+import itertools
 import json
 import re
 import shutil
@@ -60,17 +61,8 @@ def decoder(shards, tmp_path_factory):
     return folder
 
 
-@pytest.fixture
-def damaged(tmp_path):
-    """Copies a folder and edits a file of it: `damaged(folder, "config.json", is_causal=True)`."""
-
-    def damage(folder, file, **fields):
-        copy = shutil.copytree(folder, tmp_path / "copy")
-        content = json.loads((copy / file).read_text())
-        (copy / file).write_text(json.dumps(content | fields))
-        return copy
-
-    return damage
+def edit(folder, file, **fields):
+    (folder / file).write_text(json.dumps(json.loads((folder / file).read_text()) | fields))
 
 
 def weights(folder, change):
@@ -78,6 +70,18 @@ def weights(folder, change):
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.fixture
+def damaged(tmp_path):
+    """Copies a folder and changes something in it: `damaged(folder, change)`."""
+
+    def damage(folder, change):
+        copy = shutil.copytree(folder, tmp_path / "copy")
+        change(copy)
+        return copy
+
+    return damage
 
 
 # ---------------------------------------------------------------- folders as they were exported
@@ -140,7 +144,7 @@ def test_the_script_of_the_documentation_checks_without_biphase(complete, decode
         return subprocess.run(command, capture_output=True, text=True, check=False)
 
     assert run(complete).returncode == 0
-    ended = run(damaged(decoder, "config.json", is_causal=True))
+    ended = run(damaged(decoder, causal))
     assert "causal" in ended.stderr.splitlines()[-1]
 
 
@@ -163,119 +167,117 @@ def test_fine_tuned_models_pass(task, trained, tmp_path):
 # ---------------------------------------------------------------- damaged folders
 
 
-STATES = ["transformers", "sentence-transformers"]
+def causal(folder):
+    edit(folder, "config.json", is_causal=True)
 
 
-@pytest.mark.parametrize("tool", STATES)
-def test_a_decoder_whose_configuration_is_causal_again_fails(tool, decoder, damaged):
-    assert vectors.check(decoder, tool).attention == "bidirectional"
-    result = vectors.check(damaged(decoder, "config.json", is_causal=True), tool)
-    assert result.differs.startswith("causal attention: ")
-    assert result.attention == "causal"
+def pooled(name, *, modules=3):
+    """Pool in another way; without the last module vectors are not normalized."""
+
+    def change(folder):
+        edit(
+            folder, "1_Pooling/config.json", pooling_mode_mean_tokens=False, **{f"pooling_mode_{name}": True}
+        )
+        kept = json.loads((folder / "modules.json").read_text())[:modules]
+        (folder / "modules.json").write_text(json.dumps(kept))
+
+    return change
 
 
-@pytest.mark.parametrize("tool", STATES)
-def test_an_encoder_loaded_by_a_causal_class_fails(tool, complete, damaged):
-    folder = damaged(complete, "config.json", model_type="llama", architectures=["LlamaForCausalLM"])
-    result = vectors.check(folder, tool)
-    assert result.differs.startswith("causal attention: ")
+def prompted(**prompts):
+    return lambda folder: edit(folder, "config_sentence_transformers.json", prompts=prompts)
 
 
-@pytest.mark.parametrize(
-    ("mode", "found"),
-    [("cls", "cls"), ("max", "max"), ("lasttoken", "last"), ("mean_sqrt_len", "not of length")],
-)
-def test_another_pooling_is_named(mode, found, complete, damaged):
-    field = {"cls": "cls_token", "max": "max_tokens", "mean_sqrt_len": "mean_sqrt_len_tokens"}.get(mode, mode)
-    folder = damaged(
-        complete, "1_Pooling/config.json", pooling_mode_mean_tokens=False, **{f"pooling_mode_{field}": True}
-    )
-    modules = json.loads((folder / "modules.json").read_text())
-    if mode == "mean_sqrt_len":
-        (folder / "modules.json").write_text(json.dumps(modules[:2]))
-    differs = vectors.check(folder, "sentence-transformers").differs
-    assert differs.startswith("pooling: ")
-    assert found in differs
-    assert vectors.check(folder, "transformers").differs == "", "which does not pool"
-
-
-@pytest.mark.parametrize("tool", ["sentence-transformers", "mteb"])
-@pytest.mark.parametrize("prompts", [{}, {"query": "Query: ", "document": "passage: "}])
-def test_other_prompts_are_named(tool, prompts, complete, damaged):
-    folder = damaged(complete, "config_sentence_transformers.json", prompts=prompts)
-    differs = vectors.check(folder, tool).differs
-    assert differs.startswith("prompts: ")
-    assert '"Document: "' in differs
-    assert ('"Query: "' in differs) == (not prompts)
-
-
-@pytest.mark.parametrize("tool", [*STATES, "onnx"])
-def test_another_tokenizer_is_named(tool, complete, damaged):
-    folder = damaged(complete, "tokenizer.json", normalizer={"type": "Lowercase"})
-    differs = vectors.check(folder, tool).differs
-    assert differs.startswith("tokens: ")
-    assert "Café" in differs
-
-
-def test_other_tokens_are_named(complete, damaged, tmp_path):
-    special = damaged(complete, "tokenizer_config.json", pad_token="<|mask|>")
-    assert "pad_token" in vectors.check(special, "transformers").differs
-    (special / "tokenizer.json").write_text("{")
-    assert vectors.check(special, "transformers").differs.startswith("tokens: ")
-    shutil.rmtree(special)
-    short = damaged(complete, "sentence_bert_config.json", max_seq_length=16)
-    assert "read as 16 tokens" in vectors.check(short, "sentence-transformers").differs
-
-
-@pytest.mark.parametrize("tool", ["sentence-transformers", "mteb"])
-def test_neither_code_nor_pickles_of_a_folder_are_run(tool, complete, damaged):
-    """Versions of sentence-transformers before 6 would run both."""
-    folder = damaged(complete, "config.json")
+def pickled(folder):
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    assert "safetensors" in vectors.check(folder, tool).differs
+
+
+def with_code(folder):
     (folder / "payload.py").write_text("from sentence_transformers.models import Normalize")
     modules = (folder / "modules.json").read_text().replace("sentence_transformers.models", "payload")
     (folder / "modules.json").write_text(modules)
-    assert vectors.check(folder, tool).differs.startswith("modules.json names payload.Transformer")
 
 
-@pytest.mark.parametrize("tool", [*STATES, "mteb"])
-def test_one_changed_matrix_fails_and_a_stale_graph_with_it(tool, complete, damaged):
-    folder = damaged(complete, "config.json")
-    weights(folder, lambda tensors: tensors["model.layers.1.mlp.down_proj.weight"].mul_(1.5))
-    assert vectors.check(folder, tool).differs.startswith("weights")
-    assert vectors.check(folder, "onnx").differs == "", "its graph has weights of its own"
-
-
-def test_a_graph_of_other_weights_fails(complete, damaged):
+def other_graph(folder):
     import onnx
 
-    folder = damaged(complete, "config.json")
     graph = onnx.load(folder / "onnx" / "model.onnx")
     for tensor in graph.graph.initializer:
         if tensor.raw_data and len(tensor.dims) == 1 and tensor.data_type == onnx.TensorProto.FLOAT:
             tensor.raw_data = (np.frombuffer(tensor.raw_data, np.float32) * 1.1).tobytes()
     onnx.save(graph, folder / "onnx" / "model.onnx")
-    assert vectors.check(folder, "onnx").differs.startswith("weights: ")
+
+
+def one_matrix(folder):
+    weights(folder, lambda tensors: tensors["model.layers.1.mlp.down_proj.weight"].mul_(1.5))
+
+
+def rounded(folder):
+    weights(folder, lambda tensors: [one.copy_(one.bfloat16()) for one in tensors.values()])
+
+
+HF, ST = "transformers", "sentence-transformers"
+LLAMA = {"model_type": "llama", "architectures": ["LlamaForCausalLM"]}
+ANOTHER = {"normalizer": {"type": "Lowercase"}}
+
+
+@pytest.mark.parametrize(
+    ("change", "tools", "found", "fact", "passes"),
+    [
+        (lambda folder: edit(folder, "config.json", **LLAMA), (HF, ST), "causal attention: ", "", ()),
+        (pooled("cls_token"), (ST,), "pooling: ", "cls", (HF,)),  # which does not pool
+        (pooled("max_tokens"), (ST,), "pooling: ", "max", (HF,)),
+        (pooled("lasttoken"), (ST,), "pooling: ", "last", ()),
+        (pooled("mean_sqrt_len_tokens", modules=2), (ST,), "pooling: ", "not of length", ()),
+        (prompted(), (ST, "mteb"), "prompts: ", '"Query: "', (HF,)),
+        (prompted(query="Query: ", document="passage: "), (ST, "mteb"), "prompts: ", '"Document: "', ()),
+        (lambda folder: edit(folder, "tokenizer.json", **ANOTHER), (HF, ST, "onnx"), "tokens: ", "Café", ()),
+        (lambda folder: edit(folder, "tokenizer_config.json", pad_token="<|mask|>"), (HF,), "tokens: ", "pad_token", ()),
+        (lambda folder: (folder / "tokenizer.json").write_text("{"), (HF,), "tokens: ", "", ()),
+        (lambda folder: edit(folder, "sentence_bert_config.json", max_seq_length=16), (ST,), "tokens: ", "as 16 tokens", ()),
+        (one_matrix, (HF, ST, "mteb"), "weights", "", ("onnx",)),  # its graph has weights of its own
+        (other_graph, ("onnx",), "weights: ", "", (HF,)),
+        (rounded, (HF,), "dtype: ", "float32", ()),
+    ],
+    ids=itertools.count(),
+)  # fmt: skip
+def test_what_differs_is_named(change, tools, found, fact, passes, complete, damaged):
+    folder = damaged(complete, change)
+    for tool in tools:
+        differs = vectors.check(folder, tool).differs
+        assert differs.startswith(found)
+        assert fact in differs
+    assert [vectors.check(folder, tool).differs for tool in passes] == [""] * len(passes)
+
+
+@pytest.mark.parametrize("tool", [HF, ST])
+def test_a_decoder_whose_configuration_is_causal_again_fails(tool, decoder, damaged):
+    assert vectors.check(decoder, tool).attention == "bidirectional"
+    result = vectors.check(damaged(decoder, causal), tool)
+    assert result.differs.startswith("causal attention: ")
+    assert result.attention == "causal"
+
+
+@pytest.mark.parametrize("tool", [ST, "mteb"])
+def test_neither_code_nor_pickles_of_a_folder_are_run(tool, complete, damaged):
+    """Versions of sentence-transformers before 6 would run both."""
+    folder = damaged(complete, pickled)
+    assert "safetensors" in vectors.check(folder, tool).differs
+    with_code(folder)
+    assert vectors.check(folder, tool).differs.startswith("modules.json names payload.Transformer")
 
 
 def test_16_bits_are_allowed_for_if_the_folder_says_so(complete, damaged):
-    half = damaged(complete, "config.json", dtype="bfloat16")
-    result = vectors.check(half, "transformers")
+    result = vectors.check(
+        damaged(complete, lambda folder: edit(folder, "config.json", dtype="bfloat16")), HF
+    )
     assert (result.differs, result.dtype, result.tolerance) == ("", "bfloat16", vectors.TOLERANCE["bfloat16"])
     assert max(one["relative"] for one in result.measured) > vectors.TOLERANCE["float32"]
     assert result.attention == "bidirectional"
-    shutil.rmtree(half)
-    rounded = damaged(complete, "config.json")
-    weights(rounded, lambda tensors: [one.copy_(one.bfloat16()) for one in tensors.values()])
-    differs = vectors.check(rounded, "transformers").differs
-    assert differs.startswith("dtype: ")
-    assert "float32" in differs
 
 
 def test_the_exit_code_and_one_line_say_what_differs(decoder, damaged, verb):
-    folder = damaged(decoder, "config.json", is_causal=True)
-    code, out, _ = verb("verify", folder, "--with", "transformers")
+    code, out, _ = verb("verify", damaged(decoder, causal), "--with", HF)
     assert code == 1
     assert out.startswith("FAIL  transformers ")
     assert "causal attention" in out.splitlines()[0]
@@ -283,12 +285,10 @@ def test_the_exit_code_and_one_line_say_what_differs(decoder, damaged, verb):
 
 def test_what_cannot_be_verified_is_refused_in_one_line(complete, decoder, damaged, verb, tmp_path):
     (tmp_path / "empty").mkdir()
-    (
-        broken := damaged(complete, "vectors/vectors.json", outputs={"hidden_states": {"class": "os.system"}})
-    ).is_dir()
+    run = {"outputs": {"hidden_states": {"class": "os.system"}}}
     for words, part in (
         ((tmp_path / "empty",), "biphase export"),
-        ((broken,), "vectors"),
+        ((damaged(complete, lambda folder: edit(folder, "vectors/vectors.json", **run)),), "vectors"),
         ((complete, "--with", "torchscript"), "onnx"),
         ((decoder, "--with", "onnx"), "--onnx"),
     ):
@@ -297,11 +297,9 @@ def test_what_cannot_be_verified_is_refused_in_one_line(complete, decoder, damag
         assert part in told
 
 
-def test_a_folder_is_refused_that_computes_something_else(complete, tmp_path):
+def test_a_folder_is_refused_that_computes_something_else(complete, damaged):
     """The check that `export` makes before it keeps a folder."""
-    folder = shutil.copytree(complete, tmp_path / "copy")
-    recorded = vectors.read(folder)
+    folder, recorded = damaged(complete, one_matrix), vectors.read(complete)
     shutil.rmtree(folder / "vectors")
-    weights(folder, lambda tensors: tensors["model.norm.weight"].mul_(1.01))
     with pytest.raises(writing.ModelError, match=r"transformers.*differ by"):
         writing.verify_vectors(folder, recorded, onnx=True)

@@ -83,7 +83,7 @@ def as_transformers_does_it(model, family, optimizer):
     for step in range(STEPS):
         rows = rows_of(family, step, SEED)
         ids, mask = padded([family.ids["train"][row] for row in rows])
-        loss = F.cross_entropy(model(ids, mask), torch.from_numpy(family.labels["train"][rows]))
+        loss = F.cross_entropy(model(ids, mask), torch.from_numpy(family.gold["train"][rows]))
         adam.zero_grad()
         loss.backward()
         norms.append(nn.utils.clip_grad_norm_(model.parameters(), optimizer.clip).item())

@@ -11,7 +11,7 @@ from biphase.attention import AttentionPattern
 from biphase.finetune import families
 from biphase.finetune.encoder import TaskBatch
 from biphase.finetune.families import Retrieval, family_of, search
-from biphase.finetune.trial import FineTuner, batches_of, rows_of, score
+from biphase.finetune.trial import FineTuner, batches_of, rows_of
 from biphase.specs import Retrieve, Splits, Task
 from biphase.tasks.load import Examples, Library, Pair, Search
 
@@ -130,24 +130,6 @@ def test_the_loss_is_infonce_over_the_batch_also_where_memory_asks_for_parts(
     assert loss.item() == pytest.approx(wanted.item(), abs=1e-5)
     for name, gradient in gradients(model).items():
         assert (gradient - theirs[name]).abs().max() < 1e-5 * theirs[name].abs().max(), name
-
-
-# ---------------------------------------------------------------- scores
-
-
-def test_what_is_found_is_the_full_sort_of_the_models_own_cosines(encoder, tokenization, options):
-    some = pairs_task(tokenization)
-    tuner = FineTuner(encoder(), options(score_tokens=50))
-    model = tuner.fresh(some, 0).eval()
-    values = score(model, some, tuner.options)["test"].values
-    with torch.no_grad():
-        queries, documents = (
-            F.normalize(torch.stack([mean_state(model, side[row]) for row in range(12)]), dim=1)
-            for side in some.inputs
-        )
-    ranks = (queries @ documents.T).argsort(dim=1, descending=True).argsort(dim=1).diagonal()
-    gains = np.where(ranks < 10, 1 / np.log2(ranks.numpy() + 2), 0)
-    np.testing.assert_allclose(values["ndcg@10"], gains, atol=1e-6)
 
 
 def test_the_similarities_are_fp32_where_the_layers_compute_in_bf16(encoder, options):

@@ -381,35 +381,21 @@ dataset_info:
           '2': I-PER
 ---
 """
-LABEL = {"num_classes": 2, "names": ["bad", "good"], "_type": "ClassLabel"}
-TAGS = {"feature": {"names": ["O", "B-PER", "I-PER"], "_type": "ClassLabel"}, "_type": "Sequence"}
-INFOS = {
-    "other": {"features": {"label": {"names": ["x", "y"], "_type": "ClassLabel"}}},
-    "{config}": {"features": {"text": {"dtype": "string", "_type": "Value"}, "label": LABEL, "ner_tags": TAGS}},
-}  # fmt: skip
-ABOUT = {
-    "README.md": HUB_CARD,
-    "dataset_infos.json": json.dumps(INFOS),
-    "dataset_info.json": json.dumps(INFOS["{config}"]),
-    "labels.json": json.dumps({"label": ["bad", "good"], "ner_tags": ["O", "B-PER", "I-PER"]}),
-}
 
 
-@pytest.mark.parametrize("name", ABOUT)
 @pytest.mark.parametrize("below", ["", "plain_text"])
-def test_the_names_of_numbered_labels_are_read_from_beside_the_rows(name, below, tmp_path):
+def test_the_names_of_numbered_labels_are_read_from_the_card_beside_the_rows(below, tmp_path):
     for folder, rows in (("texts", NUMBERED), ("names", TAGGED)):
         config = below or folder  # the configuration is named as the folder of its files is
         lay(tmp_path / folder / below, train=rows, test=rows)
-        write(tmp_path / folder / name, ABOUT[name].replace("{config}", config))
+        write(tmp_path / folder / "README.md", HUB_CARD.replace("{config}", config))
     task = one(str(tmp_path / "texts"))
     assert (task.name, task.form) == ("texts", Classify("{text}", ("bad", "good")))
     assert [row.label for row in rows_of(task).test[:2]] == [0, 1]
     # Named by the folder of the files, a card above it counts for what it says of that configuration.
-    by_card = not below or name in ("README.md", "dataset_infos.json")
     file = tmp_path / "texts" / below / "train.jsonl"
     for task in (one(str(file.parent)), one(str(file), test=file)):
-        assert task.form.labels == (("bad", "good") if by_card else ("0", "1"))
+        assert task.form.labels == ("bad", "good")
     task = one(str(tmp_path / "names"))
     assert task.form.labels == ("O", "B-PER", "I-PER")
     assert rows_of(task).test[0].tags == (1, 2)
@@ -432,20 +418,18 @@ def test_numbers_beside_a_train_part_of_names_are_refused(part, tmp_path):
 
 
 def test_what_the_datasets_library_writes_is_read_with_its_label_names(tmp_path):
-    from datasets import ClassLabel, Dataset, DatasetDict, Features, List, Value
+    from datasets import ClassLabel, Dataset, Features, List, Value
 
     label, tag = ClassLabel(names=["bad", "good"]), ClassLabel(names=["O", "B-PER", "I-PER"])
     made = Dataset.from_list(NUMBERED, features=Features(text=Value("string"), label=label))
     tagged = Dataset.from_list(TAGGED, features=Features(tokens=List(Value("string")), ner_tags=List(tag)))
-    DatasetDict(train=made, test=made).save_to_disk(tmp_path / "saved")
     for name, rows in (("texts", made), ("names", tagged)):
         (tmp_path / name / "data").mkdir(parents=True)
         for part in ("train", "test"):
             shard = "00000-of-00001-a09b74b3ef9c3b56"
             rows.to_parquet(tmp_path / name / "data" / f"{part}-{shard}.parquet")
-    for name in ("saved", "texts"):
-        task = one(str(tmp_path / name))
-        assert (task.name, task.form.labels, sizes(task)[0]) == (name, ("bad", "good"), 38)
+    task = one(str(tmp_path / "texts"))
+    assert (task.name, task.form.labels, sizes(task)[0]) == ("texts", ("bad", "good"), 38)
     assert one(str(tmp_path / "names")).form.labels == ("O", "B-PER", "I-PER")
 
 

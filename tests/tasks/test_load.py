@@ -133,29 +133,20 @@ def spans(texts, starts):
     ("form", "row", "words"),
     [
         (NLI, ("p", "h", -1), r"label -1: .*unlabelled.*Splits\(test='validation\*'\)"),
-        (NLI, ("p", "h", 3), r"label 3,.*neutral, contradiction"),
         (NLI, ("p", "h", "neutrall"), "label 'neutrall'"),
-        (NLI, ("p", "h", None), "label None"),
-        (NLI, (None, "h", 0), "text in 'premise'"),
         (NLI, (["x"], "h", 0), "text in 'premise'"),
         (Classify("{premise}", NLI.labels), ("  ", 0), "no text"),
         (Tag(TAGS), (["a", "b"], [0]), "2 words and 1 tags"),
-        (Tag(TAGS), ([], []), "no words"),
         (Tag(TAGS), (["a", "b"], [0, 3]), r"label 3,.*none of O, B-PER, I-PER"),
-        (Tag(TAGS), (["a", "b"], ["O", "B-LOC"]), "label 'B-LOC'"),
         (Tag(TAGS), (["a", ""], [0, 0]), "empty"),
         (Tag(TAGS), ("a b", [0, 0]), "list"),
-        (Tag(TAGS), (["a", "b"], None), "list"),
         (Answer(), qa(spans(["Ada"], [1])), "'Ada' at 1, where the context says 'da '"),
-        (Answer(), qa(spans(["Ada"], [-3])), "starts at -3"),
         (Answer(), qa(spans(["Ada"], ["0"])), "starts at '0'"),
         (Answer(), qa(spans(["Ada", "Ada"], [0])), "2 answers and 1 starts"),
-        (Answer(), qa(spans([""], [0])), "answer without"),
         (Answer(), qa({"texts": ["Ada"]}), "answer without"),
         (Answer(), qa("Babbage"), "'Babbage', which is not in its context"),
         (Answer(), qa("Ada", context=" "), "no question"),
-        (Answer(), qa("Ada", question=None), "no question"),
-        *((Answer(), qa(none), r"no answer;.*unanswerable=True") for none in (spans([], []), "", None, [])),
+        (Answer(), qa(spans([], [])), r"no answer;.*unanswerable=True"),
     ],
 )
 def test_a_bad_row_is_refused_with_what_is_wrong(form, row, words):
@@ -199,8 +190,7 @@ def test_tags_are_read_as_numbers_and_as_names(tmp_path):
         (spans("notes", 10), [("notes", 10)]),
         ([{"text": "Ada", "answer_start": 17}], [("Ada", 17)]),
         ("Ada", [("Ada", 0)]),
-        (["countess", "notes"], [("countess", 27), ("notes", 10)]),
-        *((none, []) for none in (spans([], []), "", None, [])),
+        *((none, []) for none in (spans([], []), None)),
     ],
 )
 def test_answers_are_read_in_every_way_they_are_written(answers, found, tmp_path):
@@ -286,24 +276,17 @@ def test_a_large_collection_is_read_from_files_as_from_memory(tmp_path, monkeypa
     )
     assert library.texts[-1] == small.test.library.texts[-1]
     assert library.texts[3:5] == list(small.test.library.texts[3:5])
-    rows = documents(20)
-    rows[1] |= {"title": "", "text": " "}
-    write(folder / "corpus.jsonl", rows)
-    refused(task, r"corpus.jsonl:2.*judged.*'title' or 'text'", "all")
     write(folder / "corpus.jsonl", documents(20) + documents(5)[4:])
     refused(task, r"corpus.jsonl:21.*'d4'", "all")
 
 
 def test_queries_of_the_test_are_cut_in_the_order_they_appear(tmp_path):
-    test = [(f"q{n}", f"d{n}", 1) for n in (3, 1, 7, 5, 9, 0)] + [("q3", "d4", 1)]
+    order = ["q3", "q1", "q7", "q5", "q9", "q0"]
+    test = [(query, f"d{query[1:]}", 1) for query in order] + [("q3", "d4", 1)]
     task = Task("ir", IR, str(beir(tmp_path, test=test)), TESTED, trained_on="msmarco")
     made = load(task, documents="judged")
-    order = ["q3", "q1", "q7", "q5", "q9", "q0"]
-    first, rest = cut(6, TESTED)
-    assert made.validation.names == tuple(order[place] for place in first)
-    assert made.test.names == tuple(order[place] for place in rest)
-    assert made.train == []
-    assert len(made.test.library.names) == 7
+    parts = tuple(tuple(order[place] for place in places) for places in cut(6, TESTED))
+    assert (made.validation.names, made.test.names, made.train) == (*parts, [])
     few = load(replace(task, splits=replace(TESTED, rows=(0, 1, 2))), documents="judged")
     assert (len(few.validation), len(few.test)) == (1, 2)
     assert few.test.library == made.test.library
@@ -382,12 +365,10 @@ def test_mldr_says_queries_and_judgments_in_one(tmp_path):
         ([("q99", "d1", 1)], r"qrels/test.tsv:7 judges query 'q99',.*queries"),
         ([("q1", "d1", "x")], r"qrels/test.tsv:7.*grade.*'x';.*whole number"),
         ([("q1", "d5", 0.5)], r"qrels/test.tsv:7.*grade.*'0.5'"),
-        ([("q1", "d5", "nan")], r"qrels/test.tsv:7.*grade.*'nan'"),
         ([("q1", "d1", 2)], r"qrels/test.tsv:7.*'d1'.*'q1' as 2,.*earlier row.*1"),
         ([("q1", "d1")], r"qrels/test.tsv:7 has 2.*columns.*3"),
         ([("", "d1", 1)], r"qrels/test.tsv:7.*id.*''"),
         ("a\tb\tc\n1\t2\t3\n", r"test.tsv:1.*header nor"),
-        ("1 2 3 4 5\n", r"test.tsv:1.*header nor"),
         ("q1\td1\t0\n", r"relevant document"),
     ],
 )
@@ -396,27 +377,6 @@ def test_a_bad_judgment_is_named(rows, words, tmp_path):
     if isinstance(rows, str):
         (folder / "qrels" / "test.tsv").write_text(rows)
     refused(Task("ir", IR, str(folder), TESTED, trained_on="x"), words, "judged")
-
-
-@pytest.mark.parametrize(("searched", "blank"), [("judged", ""), ("all", "  "), ("all", None)])
-def test_a_judged_query_or_document_without_text_is_named(blank, searched, tmp_path):
-    folder = beir(tmp_path, test=SOME)
-    task = Task("ir", IR, str(folder), TESTED, trained_on="x")
-    rows, queries = documents(12), asks(12)
-    rows[5] |= {"title": blank, "text": blank}  # nobody judges it
-    rows[1]["text"] = blank  # it has a title
-    queries[5]["text"] = blank
-    write(folder / "corpus.jsonl", rows)
-    write(folder / "queries.jsonl", queries)
-    made = load(task, documents=searched)
-    assert len(made.validation) + len(made.test) == 3
-    rows[3] |= {"title": blank, "text": blank}
-    write(folder / "corpus.jsonl", rows)
-    refused(task, r"corpus.jsonl:4.*judged.*'title' or 'text'", searched)
-    write(folder / "corpus.jsonl", documents(12))
-    queries[2]["text"] = blank
-    write(folder / "queries.jsonl", queries)
-    refused(task, r"queries.jsonl:3.*judged.*'text'", searched)
 
 
 # ---------------------------------------------------------------- whatever files hold

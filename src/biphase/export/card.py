@@ -318,18 +318,19 @@ BESIDE = ("name", "start", "corpus", "stages", "keep", "heldout_every", "heldout
 SPAN = ("objective", "first", "until")
 
 
-def set_in(record: Any, beside: tuple[str, ...]) -> list[tuple[str, Any]]:
+def set_in(record: Any, beside: tuple[str, ...]) -> list[tuple[str, str]]:
     """The fields of a record that have a value, but those named in `beside`, as a study file writes them."""
-    names = (field.name for field in fields(record) if field.name not in beside)
-    return [(name, value) for name in names if (value := getattr(record, name)) or name == "seed"]
+    given = ((one.name, getattr(record, one.name)) for one in fields(record) if one.name not in beside)
+    return [(name, _written(value)) for name, value in given if value or name == "seed"]
 
 
-def as_written(value: Any) -> str:
-    """A value as a study file writes it; fields of later versions only where they differ from their default."""
-    if not is_dataclass(value) or isinstance(value, type):
-        return str(value)
-    given = [field for field in fields(value) if field.name in encode(value)]
-    return f"{type(value).__name__}({', '.join(f'{one.name}={getattr(value, one.name)!r}' for one in given)})"
+def _written(value: Any) -> str:
+    if not is_dataclass(value) or hasattr(
+        value, "name"
+    ):  # a corpus by its name: it has folders of this machine
+        return str(getattr(value, "name", value))
+    fields = (name for name in encode(value) if name != "kind")
+    return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in fields)})"
 
 
 def recipe(checkpoint: SavedCheckpoint) -> Section:
@@ -337,24 +338,19 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
     runs, progress = lineage(checkpoint.run), checkpoint.about["progress"]
     rows = [("start", describe_start(start)) for start in starts_of(checkpoint.run)]
     for run, after in zip(runs, (*runs[1:], None), strict=True):
-        until = after.sources[0].step if after else checkpoint.step
         if isinstance(run.start, Merge):
-            rows.append((f"{run.name}, start", f"weighted mean of {_parts(run.start)}; new optimizer state"))
-        rows += [
-            (
-                f"{run.name}, steps {phase.first + 1:,} to {min(phase.until, until):,}",
-                ", ".join(
-                    [
-                        phase.objective.label,
-                        # Of a corpus its name alone: its record has folders of this machine.
-                        *(f"{name} {getattr(value, 'name', value)}" for name, value in set_in(phase, SPAN)),
-                    ]
-                ),
+            parts = zip(run.start.weights, run.start.parts, strict=True)
+            mean = ", ".join(
+                f"{weight:.4g} × {part.run.name} at step {part.step:,}" for weight, part in parts
             )
-            for phase in run.phases
-            if phase.first < until
-        ]
-    rows += [(name, as_written(value)) for name, value in set_in(checkpoint.run, BESIDE)]
+            rows.append((f"{run.name}, start", f"weighted mean of {mean}; new optimizer state"))
+        until = after.sources[0].step if after else checkpoint.step
+        for phase in run.phases:
+            if phase.first < until:
+                steps = f"steps {phase.first + 1:,} to {min(phase.until, until):,}"
+                how = [phase.objective.label, *map(" ".join, set_in(phase, SPAN))]
+                rows.append((f"{run.name}, {steps}", ", ".join(how)))
+    rows += set_in(checkpoint.run, BESIDE)
     if checkpoint.step <= checkpoint.run.decay_start:
         rows.append(("learning rate", "not decayed at this step"))
     if checkpoint.run.adapter:
@@ -368,22 +364,15 @@ def recipe(checkpoint: SavedCheckpoint) -> Section:
     return Section("How it was trained", ("what", "how"), rows)
 
 
-def _parts(merge: Merge) -> str:
-    parts = zip(merge.weights, merge.parts, strict=True)
-    return ", ".join(f"{weight:.4g} × {part.run.name} at step {part.step:,}" for weight, part in parts)
-
-
 def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:
     """The corpus, its token counts and its tokenizer."""
     run = checkpoint.run
     sources, card = sources_of(run), shards.card
-    corpus = sources[0]
     tokenizer = "byte-level BPE, trained on the corpus"
-    if isinstance(corpus.tokenizer, Pretrained):
-        start, source = lineage(run)[0].start, PurePath(corpus.tokenizer.source)
-        name = without_folders(str(source))
+    if isinstance(trained := sources[0].tokenizer, Pretrained):
+        start, name = lineage(run)[0].start, without_folders(trained.source)
         # A converted tokenizer is a copy in the store, named by its hash.
-        if source.parent.name == CONVERTED and isinstance(start, Hub):
+        if PurePath(trained.source).parent.name == CONVERTED and isinstance(start, Hub):
             name = f"of {describe_start(start)}, converted"
         tokenizer = f"{name}, mask token {card['mask_rule']}"
     read = checkpoint.about.get("sources", {}).items()
@@ -391,14 +380,18 @@ def data(checkpoint: SavedCheckpoint, shards: Shards) -> Section:
     rows = [
         ("corpus", corpus_of(run).name),
         ("source", ", ".join(without_folders(source.source) for source in sources)),
-        ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
         ("read so far", each or f"{checkpoint.about['epochs']:.2f} times"),
-        ("held out", f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents"),
         ("tokenizer", f"{tokenizer}, {card['vocab']:,} entries"),
-        ("fingerprint", card["fingerprint"]),
     ]
-    of_one = ("to train on", "held out", "fingerprint") if len(sources) > 1 else ()
-    rows = [row for row in rows if row[0] not in of_one]
+    if len(sources) == 1:  # the shards are of the first source only
+        rows += [
+            ("to train on", f"{short(card['train_tokens'])} tokens of {card['train_documents']:,} documents"),
+            (
+                "held out",
+                f"{short(card['heldout_tokens'])} tokens of {card['heldout_documents']:,} documents",
+            ),
+            ("fingerprint", card["fingerprint"]),
+        ]
     return Section("Data", ("what", "which"), rows)
 
 

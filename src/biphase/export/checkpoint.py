@@ -62,15 +62,9 @@ def export_checkpoint(
             trained = _trained_prompts(last)
             prompts = trained[0] if len(trained) == 1 else Prompts("", "")
         writing.write_sentences(folder, width=width, context=context, prompts=prompts)
-        masked = is_masked(written.architecture)
-        head = AutoModelForMaskedLM if masked else AutoModelForCausalLM
-        vectors = writing.vectors_of(
-            tokenizer,
-            model.encoder.trunk.config,
-            partial(readbacks, model, head),
-            prompts=prompts,
-            fills=masked,
-        )
+        head = AutoModelForMaskedLM if is_masked(written.architecture) else AutoModelForCausalLM
+        config, outputs = model.encoder.trunk.config, partial(readbacks, model, head)
+        vectors = writing.vectors_of(tokenizer, config, outputs, prompts=prompts)
         del model  # from here on the folder is checked, not the model in memory
         if onnx:
             say("writing ONNX, and running it")
@@ -84,9 +78,8 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
     """Write a language model as an encoder: as EuroBERT if its architecture fits, otherwise in its own class."""
     own: Any = model.model
     encoder: Encoder = model.encoder
-    hidden, logits = readbacks(
-        model, AutoModelForMaskedLM, writing.probe_texts(encoder.trunk.config, tokenizer)
-    ).values()
+    texts = tuple(writing.recorded_texts(tokenizer, encoder.trunk.config).values())
+    hidden, logits = readbacks(model, AutoModelForMaskedLM, texts).values()
 
     def form(whole: Any, auto: Any = AutoModelForMaskedLM, edits: Any = ({},)) -> WrittenForm:
         return WrittenForm(whole, (hidden, replace(logits, auto=auto)), edits)
@@ -103,12 +96,15 @@ def write_encoder(model: LanguageModel, tokenizer: ExportedTokenizer, folder: Pa
     return writing.write_model(folder, forms(), tokenizer, title=type(own).__name__)
 
 
+LONGEST = 256  # tokens of a text whose logits are compared; those of longer ones would need too much memory
+
+
 def readbacks(model: LanguageModel, head: Any, texts: tuple[np.ndarray, ...]) -> dict[str, writing.Readback]:
-    """The hidden states of a language model, and its logits; those of long texts would need too much memory."""
-    short = tuple(text for text in texts if len(text) < writing.LONGEST) or texts[:1]
+    """The hidden states of a language model for texts, and its logits for those that are not long."""
+    short = tuple(text for text in texts if len(text) < LONGEST)
     return {
-        "hidden_states": writing.Readback(AutoModel, writing.ours(model.encoder, texts)),
-        "logits": writing.Readback(head, writing.ours(model.logits, short), ("logits",)),
+        "hidden_states": writing.Readback(AutoModel, texts, writing.ours(model.encoder, texts)),
+        "logits": writing.Readback(head, short, writing.ours(model.logits, short), ("logits",)),
     }
 
 
@@ -129,11 +125,6 @@ def _trained_prompts(objective: Contrastive) -> list[Prompts]:
 
 
 # ---------------------------------------------------------------- card
-
-
-NOT_TRAINED_ON_PAIRS = (
-    "Without fine-tuning for retrieval, mean vectors are a start and not an embedding model."
-)
 
 
 def _card(
@@ -174,7 +165,10 @@ def _card(
             *not_masked,
             *limits_of(written),
             f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on.",
-            *(() if embeds else (NOT_TRAINED_ON_PAIRS,)),
+            *(
+                ["Without training on pairs, mean vectors are not an embedding model: fine-tune it."]
+                * (not embeds)
+            ),
             "It was trained on the data named above and knows what is there, its errors and slants too.",
         ],
     )

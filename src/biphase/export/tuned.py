@@ -54,7 +54,7 @@ from biphase.specs import (
     Tag,
     Task,
 )
-from biphase.specs.tasks import FAMILY_OF, Form
+from biphase.specs.tasks import Form
 from biphase.store import Store, read_checked
 from biphase.study.load import load as load_study
 from biphase.study.load import refuse_metadata_only
@@ -81,11 +81,10 @@ class TrialRecipe:
 
     def compare(self, validation: float) -> str:
         """Compare a validation score with the recorded one, which chose the learning rate, as text."""
-        metric, recorded = self.trial.about["metric"], self.recorded
-        text = f"validation {metric} {validation * 100:.2f}%"
-        if validation == recorded:
+        text = f"validation {self.trial.about['metric']} {validation * 100:.2f}%"
+        if validation == self.recorded:
             return f"{text}, the same as when it was first made"
-        return f"{text}, and {recorded * 100:.2f}% when it was first made (on another machine sums come in another order)"
+        return f"{text}, and {self.recorded * 100:.2f}% when it was first made (on another machine sums come in another order)"
 
     @property
     def recorded(self) -> float:
@@ -119,7 +118,7 @@ def recipe_of(trial: SavedTrial, store: Store) -> TrialRecipe:
     encoder = encoder_of(run, saved.key if saved else None, store, lambda run: shards_of(run, store), spec)
     texts = encoder.tokenization
     if saved is None and isinstance(run.start, Hub):
-        tokenizer = writing.tokenizer_of_hub(run.start, texts.before, texts.after, texts.length)
+        tokenizer = writing.tokenizer_of_hub(run.start, texts)
     else:
         tokenizer = tokenizer_for(run, shards_of(run, store), texts.length)
     return TrialRecipe(trial, spec, task, trained_on, run, saved, encoder, tokenizer)
@@ -212,10 +211,6 @@ KINDS: dict[type[Form], Kind] = {
     ),
     Choose: Kind(Choose.pipeline, AutoModelForMultipleChoice, None, labels=("score",)),
 }
-if missing := FAMILY_OF.keys() - KINDS.keys():
-    raise NotImplementedError(
-        f"export.tuned lacks a class of transformers for {missing} of specs.tasks.FAMILIES"
-    )
 
 
 def kind_of(recipe: TrialRecipe) -> Kind:
@@ -338,7 +333,8 @@ def export_tuned(trial: SavedTrial, store: Store, place: Path, *, onnx: bool, sa
 def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
     model, tokenizer = retrained.model, retrained.recipe.tokenizer
     trunk: Any = model.encoder.trunk
-    compared = tuple(_readbacks(model, kind, writing.probe_texts(trunk.config, tokenizer)).values())
+    texts = tuple(writing.recorded_texts(tokenizer, trunk.config).values())
+    compared = tuple(_readbacks(model, kind, texts).values())
     numbers = {name: number for number, name in enumerate(kind.labels)}
     named: dict[str, Any] = {"label2id": numbers, "id2label": dict(enumerate(kind.labels))} if numbers else {}
     named |= {"problem_type": kind.problem} if kind.problem else {}
@@ -367,15 +363,12 @@ def _write(retrained: Retrained, kind: Kind, folder: Path) -> Written:
 
 def _readbacks(model: TaskModel, kind: Kind, texts: tuple[np.ndarray, ...]) -> dict[str, Readback]:
     """The hidden states of a fine-tuned model and its logits, where it has them."""
+    own = writing.ours_tuned(model, texts) if kind.labels else ()
     if kind.pipeline == Answer.pipeline:
         # Some of these classes store the trunk under a name that AutoModel does not know.
-        return {
-            "logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("start_logits", "end_logits"))
-        }
-    hidden = {"hidden_states": Readback(AutoModel, writing.ours(model.encoder, texts))}
-    if not kind.labels:
-        return hidden
-    return hidden | {"logits": Readback(kind.auto, writing.ours_tuned(model, texts), ("logits",))}
+        return {"logits": Readback(kind.auto, texts, own, ("start_logits", "end_logits"))}
+    hidden = {"hidden_states": Readback(AutoModel, texts, writing.ours(model.encoder, texts))}
+    return hidden | ({"logits": Readback(kind.auto, texts, own, ("logits",))} if kind.labels else {})
 
 
 def _has_own(trunk: Any, kind: Kind) -> bool:

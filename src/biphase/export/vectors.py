@@ -13,7 +13,7 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
@@ -167,24 +167,42 @@ def _tokenizer(folder: Path, vectors: Vectors) -> Any:
     return tokenizer
 
 
-def _outputs(vectors: Vectors, name: str, run: Run) -> dict[str, np.ndarray]:
-    """An output of each text alone without a mask; then the first and the last text as one padded batch."""
-    ids = vectors.ids[: vectors.about["outputs"][name]["texts"]]
-    alone = [run(np.array([row]), None)[0] for row in ids]
-    ends = ids[0], ids[-1]  # either may be the longer one: outputs of long texts are not always recorded
+def running(model: Any, fields: Sequence[str]) -> Run:
+    """An output of a model of transformers: a field of what it returns, or several, stacked."""
+    import torch
+
+    @torch.no_grad()
+    def run(ids: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+        inputs = {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
+        result = model(**{name: torch.from_numpy(array) for name, array in inputs.items()})
+        parts = [result[name].float().numpy() for name in fields]
+        return np.stack(parts, axis=-1) if len(parts) > 1 else parts[0]
+
+    return run
+
+
+def both_ways(run: Run, texts: Sequence[Any], pad: int) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """An output of each text alone without a mask; and the same, the first and the last text in one padded batch."""
+    alone = [run(np.array([text]), None)[0] for text in texts]
+    ends = texts[0], texts[-1]  # either may be the longer one: outputs of long texts are not always recorded
     mask = np.array([[n < len(text) for n in range(max(map(len, ends)))] for text in ends], np.int64)
-    padded = np.full_like(mask, vectors.about["special"]["pad_token"])
+    padded = np.full_like(mask, pad)
     for row, text in enumerate(ends):
         padded[row, : len(text)] = text
-    pair = [
+    first, last = (
         one if one.ndim == 1 else one[: len(text)] for one, text in zip(run(padded, mask), ends, strict=True)
-    ]
-    batch = [pair[0], *alone[1:-1], pair[1]]
+    )
+    return alone, [first, *alone[1:-1], last]
+
+
+def _outputs(vectors: Vectors, name: str, run: Run) -> dict[str, np.ndarray]:
+    """The recorded rows of an output, of texts that are read alone and in a padded batch."""
+    texts = vectors.ids[: vectors.about["outputs"][name]["texts"]]
+    alone, batch = both_ways(run, texts, vectors.about["special"]["pad_token"])
     return {name: vectors.select(name, alone), f"{name}, padded": vectors.select(name, batch)}
 
 
 def _transformers(folder: Path, vectors: Vectors) -> Reading:
-    import torch
     import transformers
 
     _tokenizer(folder, vectors)
@@ -203,15 +221,7 @@ def _transformers(folder: Path, vectors: Vectors) -> Reading:
             )
         model.eval()
         dtype = str(model.dtype).removeprefix("torch.")
-
-        @torch.no_grad()
-        def run(ids: Any, mask: Any, model: Any = model, fields: Any = output["fields"]) -> np.ndarray:
-            inputs = {"input_ids": ids} if mask is None else {"input_ids": ids, "attention_mask": mask}
-            result = model(**{key: torch.from_numpy(value) for key, value in inputs.items()})
-            parts = [result[one].float().numpy() for one in fields]
-            return np.stack(parts, axis=-1) if len(parts) > 1 else parts[0]
-
-        tensors |= _outputs(vectors, name, run)
+        tensors |= _outputs(vectors, name, running(model, output["fields"]))
     return Reading(tensors, dtype)
 
 

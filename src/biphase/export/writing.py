@@ -1,11 +1,10 @@
 """Write the files of an exported folder, and verify each: weights and configuration, tokenizer, prompts, ONNX.
 
 **Model.** Verification compares hidden states or logits token by token. The reference comes from the trained model with
-biphase's attention, as in fine-tuning. The other side is loaded from the folder by plain transformers: each text alone
-without a mask, and some texts padded in one batch. The longest text exceeds any attention window of the model, as far
-as its context allows. `write_model` first tries a class with a masked-LM head (models/native.py), then the model's own
-class with a configuration that makes its attention bidirectional. It tries the possible configurations, reads the
-folder back each time, and keeps only one that agrees.
+biphase's attention, as in fine-tuning. The other side is loaded from the folder by plain transformers: each text of
+`recorded_texts` alone without a mask, and two padded in one batch. `write_model` first tries a class with a masked-LM
+head (models/native.py), then the model's own class with a configuration that makes its attention bidirectional. It
+tries the possible configurations, reads the folder back each time, and keeps only one that agrees.
 
 transformers 4 silently ignores configuration fields that it does not know, such as `is_causal`, and would run such a
 model as a decoder. It does check the `format` in the header of a weights file and refuses an unknown one, while version
@@ -22,7 +21,7 @@ because an export must not need that package.
 
 **ONNX.** `write_onnx` writes the model as a graph with free batch size and length.
 
-**Test vectors.** `vectors_of` records what the trained model computes for a few texts (vectors.py). They are written
+**Test vectors.** `vectors_of` records what the trained model computes for the same texts (vectors.py). They are written
 into the folder, and `verify_vectors` computes them again with transformers and onnxruntime before the folder is kept.
 """
 
@@ -32,7 +31,7 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -49,12 +48,13 @@ from transformers import AutoModel
 from biphase.data.corpus import TOKENIZER_FILES
 from biphase.data.tokenizer import Tokenizer, unknown_id
 from biphase.errors import ModelError, SpecError, one_line
-from biphase.export.vectors import EMBEDDINGS, Vectors, apart, check
+from biphase.export.vectors import EMBEDDINGS, Run, Vectors, apart, both_ways, check, running
 from biphase.finetune.encoder import TaskModel
 from biphase.models.encoder import TextHead, pack
 from biphase.models.hub import load_tokenizer, missing_weights, quietly, windows_of
 from biphase.specs import Hub, Retrieve
 from biphase.store import read_json, write_json
+from biphase.tasks.encode import Tokenization
 from biphase.version import code_version
 
 # ---------------------------------------------------------------- tokenizer
@@ -77,8 +77,6 @@ class ExportedTokenizer:
 
     model: Any  # of the `tokenizers` library
     named: dict[str, int]  # special tokens by transformers' names; always has a pad token
-    special: frozenset[int]
-    vocab: int  # largest id + 1
     before: tuple[int, ...]
     after: tuple[int, ...]
     context: int
@@ -123,8 +121,6 @@ def tokenizer_of(
     return ExportedTokenizer(
         tokenizer.model,
         {name: number for name, number in named.items() if number is not None},
-        frozenset(special.ids),
-        tokenizer.vocab,
         (special.bos,) if bos and special.bos is not None else (),
         (special.eos,),
         context,
@@ -132,21 +128,16 @@ def tokenizer_of(
     )
 
 
-def tokenizer_of_hub(
-    hub: Hub, before: tuple[int, ...], after: tuple[int, ...], context: int
-) -> ExportedTokenizer:
-    """The tokenizer of a hub model that was fine-tuned directly; `before` and `after` are the ids around its texts."""
+def tokenizer_of_hub(hub: Hub, encoded: Tokenization) -> ExportedTokenizer:
+    """The tokenizer of a hub model that was fine-tuned directly, whose texts were encoded in this way."""
     loaded = load_tokenizer(hub)
     model = loaded.backend_tokenizer
     model.no_truncation()
     model.no_padding()
+    before, after = encoded.before, encoded.after
     named = {name: int(number) for name in NAMES if (number := getattr(loaded, f"{name}_id")) is not None}
     named.setdefault("pad_token", next(iter([*after, *before, *named.values(), 0])))
-    added = {number for number, token in model.get_added_tokens_decoder().items() if token.special}
-    vocab = max(model.get_vocab(with_added_tokens=True).values()) + 1
-    return ExportedTokenizer(
-        model, named, frozenset({*added, *named.values()}), vocab, before, after, context
-    )
+    return ExportedTokenizer(model, named, before, after, encoded.length)
 
 
 def write_tokenizer(tokenizer: ExportedTokenizer, folder: Path) -> None:
@@ -233,81 +224,25 @@ def write_sentences(folder: Path, *, width: int, context: int, prompts: Prompts)
 
 # The largest allowed difference of a token's vector, relative to its norm. Summation order alone gives about 1e-6.
 TOLERANCE = 5e-5
-LONGEST = 256  # tokens of the longest probe text, unless a window requires more
+FAR = 1_024  # tokens of the longest text, unless a window requires more or the context is shorter
 BEYOND = 32  # tokens beyond the widest window
 
 
-@dataclass(frozen=True)
-class Probes:
-    """Texts, shortest first, and the trained model's outputs for them."""
+def recorded_texts(tokenizer: ExportedTokenizer, config: Any, prompt: str = "") -> dict[str, np.ndarray]:
+    """The texts by which models are compared, with their token ids after a prompt.
 
-    texts: tuple[np.ndarray, ...]
-    numbers: tuple[Tensor, ...]  # of each text (tokens, n), or (n,) if they are the logits of the text
-
-
-def probe_texts(config: Any, tokenizer: ExportedTokenizer) -> tuple[np.ndarray, ...]:
-    """Texts of several lengths made of random tokens."""
-    longest = _longest(config, tokenizer, LONGEST)
-    plain = np.array([number for number in range(tokenizer.vocab) if number not in tokenizer.special])
-    generator = np.random.default_rng(0)
-    lengths = sorted({min(length, longest) for length in (1, 3, 8, 21, 55)} | {longest})
-    return tuple(generator.choice(plain, length).astype(np.int64) for length in lengths)
-
-
-def _longest(config: Any, tokenizer: ExportedTokenizer, least: int) -> int:
-    """The length of a text that is longer than any attention window, as far as the context allows."""
-    return min(tokenizer.context, max(least, max(windows_of(config).values(), default=0) + BEYOND))
-
-
-@torch.no_grad()
-def ours(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...]) -> Probes:
-    """The hidden states or logits that the trained model, called as `read`, gives for each token of the texts."""
-    numbers = []
-    for text in texts:
-        packed = pack([text], varlen=False)
-        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float())
-    return Probes(texts, tuple(numbers))
-
-
-@torch.no_grad()
-def ours_tuned(model: TaskModel, texts: tuple[np.ndarray, ...]) -> Probes:
-    """The logits of a fine-tuned model's head, per text or per token."""
-    logits = [model(pack([text], varlen=False)).float() for text in texts]
-    per_text = isinstance(model.head, TextHead)
-    return Probes(texts, tuple(rows[0] if per_text else rows for rows in logits))
-
-
-@torch.no_grad()
-def deviation(probes: Probes, read: Callable[..., Tensor], *, pad: int) -> float:
-    """The largest difference of any vector; `read` calls a transformers model and returns the compared tensor."""
-    worst = 0.0
-    for texts, ids, mask in _inputs(probes, pad):
-        numbers = read(input_ids=ids, **({} if mask is None else {"attention_mask": mask})).float()
-        for row, text in enumerate(texts):
-            theirs = numbers[row] if numbers.ndim == 2 else numbers[row, : len(probes.texts[text])]
-            worst = max(worst, apart(probes.numbers[text].numpy(), theirs.detach().numpy()))
-    return worst
-
-
-def _inputs(probes: Probes, pad: int) -> Iterator[tuple[list[int], Tensor, Tensor | None]]:
-    """Each text alone; then the shortest, a middle and the longest as one padded batch."""
-    for number, text in enumerate(probes.texts):
-        yield [number], torch.from_numpy(text)[None], None
-    last = len(probes.texts) - 1
-    batch = sorted({0, (last + 1) // 2, last})
-    ids = torch.full((len(batch), len(probes.texts[last])), pad)
-    mask = torch.zeros_like(ids)
-    for row, number in enumerate(batch):
-        text = torch.from_numpy(probes.texts[number])
-        ids[row, : len(text)], mask[row, : len(text)] = text, 1
-    yield batch, ids, mask
-
-
-CONFIG = "config.json"
-LEAST = "5.17"  # the lowest version of transformers that exports are tested with
-NEW_FIELDS = {"is_causal", "rope_parameters"}  # fields that transformers 4 ignores
-FORMAT = f"one for transformers>={LEAST}, which older versions would read wrongly"
-Edits = dict[str, Any]
+    The last one is longer than any attention window, as far as the context allows.
+    """
+    texts = {text: (text, False) for text in TEXTS}
+    if tokenizer.mask_is_ours:  # it takes the space before it: the model never saw that space alone
+        texts[f"the cat {tokenizer.model.id_to_token(tokenizer.named['mask_token'])}"] = "the cat", True
+    longest = min(tokenizer.context, max(FAR, max(windows_of(config).values(), default=0) + BEYOND))
+    far = TEXTS[0]
+    for number in range(longest):
+        if len(tokenizer.ids(far)) < longest:
+            far += f". {number} {TEXTS[0]}"
+    texts |= {far: (far, False)}
+    return {name: np.array(tokenizer.ids(prompt + text, mask=mask)) for name, (text, mask) in texts.items()}
 
 
 @dataclass(frozen=True)
@@ -315,8 +250,42 @@ class Readback:
     """What a written model must return when loaded by one of transformers' auto classes."""
 
     auto: Any  # AutoModel, AutoModelForMaskedLM, …
-    probes: Probes
-    outputs: tuple[str, ...] = ("last_hidden_state",)  # the compared fields; several are stacked
+    texts: tuple[np.ndarray, ...]  # the longest last
+    # The trained model's outputs: of each text (tokens, n), or (n,) if they are one for the text.
+    numbers: tuple[Tensor, ...]
+    fields: tuple[str, ...] = ("last_hidden_state",)  # the compared ones; several are stacked
+
+
+@torch.no_grad()
+def ours(read: Callable[..., Tensor], texts: tuple[np.ndarray, ...]) -> tuple[Tensor, ...]:
+    """The hidden states or logits that the trained model, called as `read`, gives for each token of the texts."""
+    numbers = []
+    for text in texts:
+        packed = pack([text], varlen=False)
+        numbers.append(packed.tokens(read(packed.ids, packed.positions, packed.pattern)).float())
+    return tuple(numbers)
+
+
+@torch.no_grad()
+def ours_tuned(model: TaskModel, texts: tuple[np.ndarray, ...]) -> tuple[Tensor, ...]:
+    """The logits of a fine-tuned model's head, per text or per token."""
+    logits = [model(pack([text], varlen=False)).float() for text in texts]
+    per_text = isinstance(model.head, TextHead)
+    return tuple(rows[0] if per_text else rows for rows in logits)
+
+
+def deviation(readback: Readback, run: Run, *, pad: int) -> float:
+    """The largest difference of any vector that `run` computes."""
+    right = [numbers.numpy() for numbers in readback.numbers]
+    ways = both_ways(run, readback.texts, pad)
+    return max(apart(*pair) for found in ways for pair in zip(right, found, strict=True))
+
+
+CONFIG = "config.json"
+LEAST = "5.17"  # the lowest version of transformers that exports are tested with
+NEW_FIELDS = {"is_causal", "rope_parameters"}  # fields that transformers 4 ignores
+FORMAT = f"one for transformers>={LEAST}, which older versions would read wrongly"
+Edits = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -424,16 +393,11 @@ def _best(
 def _reread(folder: Path, readback: Readback, pad: int, *, eager: bool) -> float:
     """The difference between the folder's model and the trained one, with default and with eager attention."""
     model = load(folder, readback.auto)
-
-    def read(**inputs: Tensor) -> Tensor:
-        output = model(**inputs)
-        parts = [output[name] for name in readback.outputs]
-        return torch.stack(parts, dim=-1) if len(parts) > 1 else parts[0]
-
-    apart = deviation(readback.probes, read, pad=pad)
+    run = running(model, readback.fields)
+    apart = deviation(readback, run, pad=pad)
     if eager and apart <= TOLERANCE:
         model.set_attn_implementation("eager")
-        apart = max(apart, deviation(readback.probes, read, pad=pad))
+        apart = max(apart, deviation(readback, run, pad=pad))
     return apart
 
 
@@ -534,35 +498,25 @@ def write_onnx(
 SPREAD = 8  # recorded positions of a text
 MOST_NUMBERS = 2**17  # fewer positions of wide models, at least two of each text: the files stay near 1 MB
 COLUMNS = 256  # recorded columns of a language-model head's logits
-FAR = 1_024  # tokens of the longest text, unless a window requires more or the context is shorter
 Readbacks = Callable[[tuple[np.ndarray, ...]], dict[str, Readback]]
 
 
 def vectors_of(
-    tokenizer: ExportedTokenizer,
-    config: Any,
-    readbacks: Readbacks,
-    *,
-    prompts: Prompts | None = None,
-    fills: bool = False,
+    tokenizer: ExportedTokenizer, config: Any, readbacks: Readbacks, *, prompts: Prompts | None = None
 ) -> Vectors:
     """What the trained model computes for a few texts.
 
     `readbacks` gives its outputs for token ids, the hidden states as "hidden_states". `prompts`: it is a
-    sentence-transformers model. `fills`: a text with a mask token is among them.
+    sentence-transformers model.
     """
-    texts = _recorded_texts(tokenizer, _longest(config, tokenizer, FAR), fills=fills)
-
-    def read(prompt: str) -> tuple[np.ndarray, ...]:
-        return tuple(np.array(tokenizer.ids(prompt + text, mask=mask)) for text, mask in texts.values())
-
-    rows = read("")
+    texts = recorded_texts(tokenizer, config)
+    rows = tuple(texts.values())
     same = min(len(rows[0]), len(rows[1]))
     common = int(np.argmax(rows[0][:same] != rows[1][:same])) - 1  # argmax of no difference returns 0
     if common < 0:
         raise ModelError(f"{TEXTS[0]!r} and {TEXTS[1]!r} have the same tokens; the model cannot be exported")
     found = readbacks(rows)
-    widths = {name: one.probes.numbers[0].shape[-1] for name, one in found.items()}
+    widths = {name: one.numbers[0].shape[-1] for name, one in found.items()}
     columns = {
         name: width if name == "hidden_states" else min(width, COLUMNS) for name, width in widths.items()
     }
@@ -578,13 +532,13 @@ def vectors_of(
                 "ids": ids.tolist(),
                 "positions": sorted({*_spread(len(ids), count), *[common] * (text in TEXTS[:2])}),
             }
-            for text, ids in zip(texts, rows, strict=True)
+            for text, ids in texts.items()
         ],
         "outputs": {
             name: {
                 "class": one.auto.__name__,
-                "fields": one.outputs,
-                "texts": len(one.probes.numbers),
+                "fields": one.fields,
+                "texts": len(one.numbers),
                 "columns": None if columns[name] == widths[name] else _spread(widths[name], columns[name]),
             }
             for name, one in found.items()
@@ -592,26 +546,12 @@ def vectors_of(
     }
     vectors = Vectors(about, {})
     for name, one in found.items():
-        vectors.tensors[name] = vectors.select(name, [numbers.numpy() for numbers in one.probes.numbers])
+        vectors.tensors[name] = vectors.select(name, [numbers.numpy() for numbers in one.numbers])
     for name, prompt in zip(EMBEDDINGS, ("", *prompts), strict=True) if prompts else ():
-        states = readbacks(read(prompt))["hidden_states"].probes.numbers
+        states = readbacks(tuple(recorded_texts(tokenizer, config, prompt).values()))["hidden_states"].numbers
         means = torch.stack([rows.mean(0) for rows in states])
         vectors.tensors[name] = nn.functional.normalize(means, dim=1).numpy()
     return vectors
-
-
-def _recorded_texts(
-    tokenizer: ExportedTokenizer, longest: int, *, fills: bool
-) -> dict[str, tuple[str, bool]]:
-    """The recorded texts, the longest last; of each what is encoded, and whether a mask token follows it."""
-    texts = {text: (text, False) for text in TEXTS}
-    if fills and tokenizer.mask_is_ours:  # it takes the space before it: the model never saw that space alone
-        texts[f"the cat {tokenizer.model.id_to_token(tokenizer.named['mask_token'])}"] = "the cat", True
-    far = TEXTS[0]
-    for number in range(longest):
-        if len(tokenizer.ids(far)) < longest:
-            far += f". {number} {TEXTS[0]}"
-    return texts | {far: (far, False)}
 
 
 def _spread(length: int, count: int) -> list[int]:

@@ -39,7 +39,7 @@ from biphase.objectives import IGNORE
 from biphase.protocol import window_overlap
 from biphase.randomness import permute, salt
 from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
+from biphase.specs.tasks import FAMILIES, Form
 from biphase.tasks.baselines import (
     bm25_rankings,
     tfidf_cosines,
@@ -264,48 +264,80 @@ class FamilyTrainer(ABC):
         return None
 
 
-class TextClassification(FamilyTrainer):
-    form: Classify
+class TextFamily(FamilyTrainer):
+    """A family whose examples are a text and a target each; subclasses say what the targets are and how to compare them."""
+
+    ids: dict[str, Ragged]  # of each split
+    gold: dict[str, np.ndarray]  # the targets of each split
+    # What counts words: its description, and what predicts the targets of splits from the training texts and targets.
+    counting: tuple[str, Callable[..., list[np.ndarray] | None]] | None = None
 
     def encode(self, examples: Examples, tokenization: Tokenization) -> None:
         rows = examples.parts
         self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
-        self.labels = {part: np.array([row.label for row in rows[part]]) for part in rows}
-        self.inputs, self.targets = (self.ids["train"],), self.labels["train"]
+        self.gold = {part: self.read(rows[part]) for part in rows}
+        self.inputs, self.targets = (self.ids["train"],), self.gold["train"]
+
+    @abstractmethod
+    def read(self, rows: Sequence[Any]) -> np.ndarray:
+        """Return the targets of examples."""
+
+    @abstractmethod
+    def metrics(self, predicted: np.ndarray, gold: np.ndarray) -> Metrics:
+        """Compare predictions with targets."""
+
+    @property
+    def known(self) -> np.ndarray:
+        """The targets by which a trivial baseline answers."""
+        return self.gold["train"] if len(self.gold["train"]) else self.gold["validation"]
+
+    def always(self, answer: Any) -> dict[Part, Metrics]:
+        """Return the scores of one answer to every text."""
+        gold = {part: self.gold[part] for part in PARTS}
+        return {part: self.metrics(np.broadcast_to(answer, one.shape), one) for part, one in gold.items()}
+
+    def lexical(self, examples: Examples) -> Lexical:
+        if self.counting is None:
+            return None
+        what, predict = self.counting
+        train, *others = ([row.text for row in examples.parts[part]] for part in ("train", *PARTS))
+        return self._counted(what, predict(train, self.gold["train"], *others))
+
+    def _counted(self, what: str, found: list[np.ndarray] | None) -> Lexical:
+        if found is None:
+            return None
+        return what, {
+            part: self.metrics(one, self.gold[part]) for part, one in zip(PARTS, found, strict=True)
+        }
+
+
+class TextClassification(TextFamily):
+    form: Classify
+    counting = LOGISTIC, tfidf_labels
+
+    def read(self, rows: Sequence[Any]) -> np.ndarray:
+        return np.array([row.label for row in rows])
 
     def head(self, width: int) -> nn.Module:
         return TextHead(width, len(self.form.labels))
 
+    def metrics(self, predicted: np.ndarray, gold: np.ndarray) -> Metrics:
+        return label_scores(confusion(predicted, gold, len(self.form.labels)))
+
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         predicted = per_text(model, self.ids[part], options).argmax(-1).cpu().numpy()
-        gold = self.labels[part]
+        gold = self.gold[part]
         return PartScores(
-            label_scores(confusion(predicted, gold, len(self.form.labels))),
+            self.metrics(predicted, gold),
             {"accuracy": accuracy(predicted, gold)},
             {"predictions": _small(predicted, len(self.form.labels))},
             _constant(predicted, gold, self.form.labels),
         )
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
-        number = _most_common(self.labels["train"], self.labels["validation"])
-
-        def always(gold: np.ndarray) -> Metrics:
-            return label_scores(confusion(np.full_like(gold, number), gold, len(self.form.labels)))
-
-        def by_chance(gold: np.ndarray) -> Metrics:
-            return label_scores(confusion_by_chance(gold, len(self.form.labels)))
-
-        baselines = {f"majority class: {self.form.labels[number]}": always, "chance": by_chance}
-        return {what: {part: score(self.labels[part]) for part in PARTS} for what, score in baselines.items()}
-
-    def lexical(self, examples: Examples) -> Lexical:
-        texts = {part: [row.text for row in rows] for part, rows in examples.parts.items()}
-        found = tfidf_labels(texts["train"], self.labels["train"].tolist(), *(texts[part] for part in PARTS))
-        if found is None:
-            return None
-        gold = [self.labels[part] for part in PARTS]
-        tables = [confusion(*pair, len(self.form.labels)) for pair in zip(found, gold, strict=True)]
-        return LOGISTIC, dict(zip(PARTS, map(label_scores, tables), strict=True))
+        number, labels = int(np.bincount(self.known).argmax()), self.form.labels
+        chance = {part: label_scores(confusion_by_chance(self.gold[part], len(labels))) for part in PARTS}
+        return {f"majority class: {labels[number]}": self.always(number), "chance": chance}
 
 
 class TokenClassification(FamilyTrainer):
@@ -553,14 +585,12 @@ def _write_ids(folder: Path, tokenization: Tokenization, texts: Sequence[str]) -
     np.save(folder / "order.npy", np.argsort(np.diff(np.frombuffer(writer.starts, np.int64)), kind="stable"))
 
 
-class SequenceRegression(FamilyTrainer):
+class SequenceRegression(TextFamily):
     form: Regress
+    counting = "TF-IDF and ridge regression", tfidf_numbers
 
-    def encode(self, examples: Examples, tokenization: Tokenization) -> None:
-        rows = examples.parts
-        self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
-        self.numbers = {part: np.array([row.number for row in rows[part]], np.float32) for part in rows}
-        self.inputs, self.targets = (self.ids["train"],), self.numbers["train"]
+    def read(self, rows: Sequence[Any]) -> np.ndarray:
+        return np.array([row.number for row in rows], np.float32)
 
     def head(self, width: int) -> nn.Module:
         return TextHead(width, 1)
@@ -568,48 +598,39 @@ class SequenceRegression(FamilyTrainer):
     def loss_sum(self, model: TaskModel, batch: TaskBatch) -> Tensor:
         return F.mse_loss(model(batch.inputs[0]).float()[:, 0], batch.targets, reduction="sum")
 
+    def metrics(self, predicted: np.ndarray, gold: np.ndarray) -> Metrics:
+        return correlations(predicted, gold)
+
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
         predicted = per_text(model, self.ids[part], options)[:, 0].cpu().numpy()
-        gold = self.numbers[part]
+        gold = self.gold[part]
         return PartScores(
-            correlations(predicted, gold),
+            self.metrics(predicted, gold),
             {"number_pairs": np.stack([predicted, gold], -1)},
             {"predictions": predicted},
             "" if _differs(predicted) or not _differs(gold) else f"{predicted[0]:g}",
         )
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
-        known = self.numbers["train"] if len(self.numbers["train"]) else self.numbers["validation"]
-        mean = float(known.mean(dtype=float))
-        gold = {part: self.numbers[part] for part in PARTS}
-        same = {part: correlations(np.full_like(one, mean), one) for part, one in gold.items()}
-        return {f"always the mean, {mean:.3g}": same}
+        mean = float(self.known.mean(dtype=float))
+        return {f"always the mean, {mean:.3g}": self.always(np.float32(mean))}
 
     def lexical(self, examples: Examples) -> Lexical:
-        rows = examples.parts
-        if all(len(row.columns) == 2 for row in examples.test):
-            pairs = {part: [row.columns for row in rows[part]] for part in rows}
-            what, found = "TF-IDF cosine", tfidf_cosines(pairs["train"], *(pairs[part] for part in PARTS))
-        else:
-            texts = {part: [row.text for row in rows[part]] for part in rows}
-            what = "TF-IDF and ridge regression"
-            found = tfidf_numbers(texts["train"], self.numbers["train"], *(texts[part] for part in PARTS))
-        if found is None:
-            return None
-        pairs_of = zip(PARTS, found, strict=True)
-        return what, {part: correlations(one, self.numbers[part]) for part, one in pairs_of}
+        if any(len(row.columns) != 2 for row in examples.test):
+            return super().lexical(examples)
+        train, *others = ([row.columns for row in examples.parts[part]] for part in ("train", *PARTS))
+        return self._counted("TF-IDF cosine", tfidf_cosines(train, *others))
 
 
-class MultiLabelClassification(FamilyTrainer):
+class MultiLabelClassification(TextFamily):
     form: MultiLabel
+    counting = LOGISTIC, tfidf_label_sets
 
     def encode(self, examples: Examples, tokenization: Tokenization) -> None:
-        rows = examples.parts
-        self.ids = {part: encode_texts(tokenization, [row.text for row in rows[part]]) for part in rows}
-        self.labels = {part: self._marked(rows[part]) for part in rows}
-        self.inputs, self.targets = (self.ids["train"],), self.labels["train"].astype(np.float32)
+        super().encode(examples, tokenization)
+        self.targets = self.gold["train"].astype(np.float32)
 
-    def _marked(self, rows: Sequence[Any]) -> np.ndarray:
+    def read(self, rows: Sequence[Any]) -> np.ndarray:
         """Return which labels each text has: (n, labels)."""
         marked = np.zeros((len(rows), len(self.form.labels)), bool)
         for place, row in enumerate(rows):
@@ -624,39 +645,26 @@ class MultiLabelClassification(FamilyTrainer):
         each = F.binary_cross_entropy_with_logits(logits, batch.targets, reduction="none")
         return each.mean(-1).sum()
 
+    def metrics(self, predicted: np.ndarray, gold: np.ndarray) -> Metrics:
+        return multilabel_scores(predicted, gold)
+
     def _score(self, model: TaskModel, part: Part, options: TuningOptions) -> PartScores:
-        predicted, gold = (per_text(model, self.ids[part], options) > 0).cpu().numpy(), self.labels[part]
+        predicted, gold = (per_text(model, self.ids[part], options) > 0).cpu().numpy(), self.gold[part]
         names = [name for name, said in zip(self.form.labels, predicted[0], strict=True) if said]
         return PartScores(
-            multilabel_scores(predicted, gold),
+            self.metrics(predicted, gold),
             {"label_counts": label_counts(predicted, gold)},
             {"predictions": predicted},
             "" if _differs(predicted) or not _differs(gold) else ", ".join(names) or "no label",
         )
 
     def trivial(self) -> dict[str, dict[Part, Metrics]]:
-        known = self.labels["train"] if len(self.labels["train"]) else self.labels["validation"]
-        common = np.zeros(known.shape[1], bool)
-        common[known.sum(axis=0).argmax()] = True
-        says = {
-            f"always {self.form.labels[int(common.argmax())]}": common,
-            "all labels": np.ones_like(common),
-        }
+        most = int(self.known.sum(axis=0).argmax())
+        common = np.arange(len(self.form.labels)) == most
         return {
-            what: {
-                part: multilabel_scores(np.broadcast_to(said, self.labels[part].shape), self.labels[part])
-                for part in PARTS
-            }
-            for what, said in says.items()
+            f"always {self.form.labels[most]}": self.always(common),
+            "all labels": self.always(np.ones_like(common)),
         }
-
-    def lexical(self, examples: Examples) -> Lexical:
-        texts = {part: [row.text for row in rows] for part, rows in examples.parts.items()}
-        found = tfidf_label_sets(texts["train"], self.labels["train"], *(texts[part] for part in PARTS))
-        if found is None:
-            return None
-        pairs = zip(PARTS, found, strict=True)
-        return LOGISTIC, {part: multilabel_scores(said, self.labels[part]) for part, said in pairs}
 
 
 class MultipleChoice(FamilyTrainer):
@@ -757,8 +765,6 @@ CLASSES: dict[type[Form], Any] = {
     MultiLabel: MultiLabelClassification,
     Choose: MultipleChoice,
 }
-if missing := FAMILY_OF.keys() - CLASSES.keys():
-    raise NotImplementedError(f"finetune.families has no class for {missing} of specs.tasks.FAMILIES")
 
 
 def family_of(

@@ -65,15 +65,11 @@ def encoded_texts(
     tokenization: Tokenization, texts: Sequence[str], *, keep_end: bool = False
 ) -> Iterator[np.ndarray]:
     """Yield what `encode_texts` returns, text by text."""
-
-    def name(number: int) -> str:
-        return f"text {number + 1}"
-
     first = -tokenization.room if keep_end else 0
-    for number, (ids, _) in enumerate(tokens(tokenization, texts, name)):
+    for number, (ids, _) in enumerate(tokens(tokenization, texts)):
         framed = tokenization.framed(ids[first:])
         if not len(framed):
-            raise _without_tokens(name(number))
+            raise _without_tokens(f"text {number + 1}")
         yield framed
 
 
@@ -100,11 +96,7 @@ def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]
     ids: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     word_of: list[np.ndarray] = []
-
-    def name(number: int) -> str:
-        return f"sentence {number + 1}"
-
-    encoded = tokens(tokenization, [sentence.text for sentence in sentences], name, spans=True)
+    encoded = tokens(tokenization, [sentence.text for sentence in sentences], spans=True)
     for sentence, (token_ids, spans) in zip(sentences, encoded, strict=True):
         inner = _words_of(sentence.words, spans[: tokenization.room])
         input_ids = tokenization.framed(token_ids)
@@ -115,7 +107,7 @@ def encode_words(tokenization: Tokenization, sentences: Sequence[TaggedSentence]
         word_of.append(whole)
         ids.append(input_ids)
     return EncodedWords(
-        refuse_empty(Ragged.from_lists(ids, np.int32), name),
+        _refuse_empty(Ragged.from_lists(ids, np.int32), lambda at: f"sentence {at + 1}"),
         Ragged.from_lists(labels, np.int64),
         Ragged.from_lists(word_of, np.int32),
         Ragged.from_lists([sentence.tags for sentence in sentences], np.int64),
@@ -142,37 +134,24 @@ def _words_of(words: Sequence[str], spans: np.ndarray) -> np.ndarray:
 Tokens = tuple[np.ndarray, np.ndarray]  # ids (n,) and, if requested, character spans (n, 2), else (0, 2)
 
 
-def tokens(
-    tokenization: Tokenization, texts: Sequence[str], name: Callable[[int], str], *, spans: bool = False
-) -> Iterator[Tokens]:
-    """Yield all tokens of each text; `name` names a text in messages."""
+def tokens(tokenization: Tokenization, texts: Sequence[str], *, spans: bool = False) -> Iterator[Tokens]:
+    """Yield all tokens of each text."""
     tokenizer = tokenization.tokenizer
     encode = tokenizer.encode_batch if spans else tokenizer.encode_batch_fast  # the fast one has no offsets
     for first in range(0, len(texts), BLOCK):
-        block = list(texts[first : first + BLOCK])
         try:
-            encodings = encode(block, add_special_tokens=False)
-        except Exception:  # half a surrogate pair, or no unknown token: many kinds of errors
-            _refuse_one(encode, block, first, name)
-            raise
+            encodings = encode(list(texts[first : first + BLOCK]), add_special_tokens=False)
+        except Exception as wrong:  # many kinds of errors
+            raise DataError(
+                f"a text of {len(texts):,} cannot be written in tokens ({one_line(wrong)}); use a tokenizer with an "
+                "unknown token"
+            ) from None
         for encoding in encodings:
             offsets = encoding.offsets if spans else []
             yield np.array(encoding.ids, np.int32), np.array(offsets, np.int32).reshape(-1, 2)
 
 
-def _refuse_one(encode: Callable[..., Any], block: list[str], first: int, name: Callable[[int], str]) -> None:
-    """Raise an error that names the first text of a block which cannot be tokenized."""
-    for number, text in enumerate(block, first):
-        try:
-            encode([text], add_special_tokens=False)
-        except Exception as wrong:
-            raise DataError(
-                f"{name(number)} ({text[:40]!r}) cannot be written in tokens ({one_line(wrong)}); "
-                "correct that row, or use a tokenizer with an unknown token"
-            ) from None
-
-
-def refuse_empty(inputs: Ragged, name: Callable[[int], str]) -> Ragged:
+def _refuse_empty(inputs: Ragged, name: Callable[[int], str]) -> Ragged:
     """Raise an error if an input has no tokens; otherwise return the inputs."""
     empty = np.flatnonzero(inputs.lengths == 0)
     if len(empty):
@@ -304,7 +283,7 @@ def encode_questions(
             numbers.append((number, first, *here))
     rows = np.array(numbers, np.int64).reshape(-1, 4)
     return EncodedQuestions(
-        ids=refuse_empty(
+        ids=_refuse_empty(
             Ragged.from_lists(windows, np.int32), lambda at: f"question {questions[rows[at, 0]].name!r}"
         ),
         question_of=rows[:, 0],
@@ -323,14 +302,9 @@ def _tokenised(
     tokenization: Tokenization, questions: Sequence[Question]
 ) -> Iterator[tuple[Question, np.ndarray, Tokens]]:
     """Yield each question with its own ids and the tokens of its context; a shared context is tokenized once."""
-    owner = {question.context: question.name for question in reversed(questions)}
-    names = list(owner.values())
-    encoded = tokens(
-        tokenization, list(owner), lambda at: f"the context of question {names[at]!r}", spans=True
-    )
-    contexts = dict(zip(owner, encoded, strict=True))
-    befores = [question.before for question in questions]
-    parts = tokens(tokenization, befores, lambda at: f"question {questions[at].name!r}")
+    different = list(dict.fromkeys(question.context for question in questions))
+    contexts = dict(zip(different, tokens(tokenization, different, spans=True), strict=True))
+    parts = tokens(tokenization, [question.before for question in questions])
     for question, (ids, _) in zip(questions, parts, strict=True):
         yield question, ids, contexts[question.context]
 

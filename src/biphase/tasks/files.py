@@ -8,20 +8,20 @@ A source is a folder, one file (the train split; the others are beside it), `bui
 `hf://owner/name@revision/folder`. Splits are names or patterns below it, in which `*` does not match a slash:
 "train*" matches train.parquet, train-00000-of-00002.parquet or train.jsonl.zst, but nothing in train_extra/. If no
 file matches, the files in a folder of that name are used: "corpus*" finds corpus/corpus-00000-of-00001.parquet. A
-name may omit .gz or .zst, and case is ignored if nothing matches exactly. Files of other kinds (README.md) are
-ignored, and so are files in CoNLL columns where there are tables.
+name may omit .gz or .zst. Files of other kinds (README.md) are ignored, and so are files in CoNLL columns where there
+are tables.
 
 Hub files are in the hub library's own cache. Files already there are read without a network; an interrupted
 download is never taken for a complete one, since the library keeps a list of the files.
 
-    parquet, arrow   a row is a row; its place is its number
-    jsonl, json      a row is a line that holds an object
-    json             or the whole file is an array of rows, or an object with one under "data"; in SQuAD's own
-                     layout a row is a question. Its place is its number
-    csv              a header line, commas (or ; tab | if the header has more of them), usual quotes
-    tsv              a header line, tabs, no quotes: GLUE's files have stray ones
-    conll, txt, …    CoNLL columns, one word and its tags per line, sentences separated by blank lines: columns tokens
-                     and tags; also a tsv whose first line has a tag
+    parquet         a row is a row; its place is its number
+    jsonl, json     a row is a line that holds an object
+    json            or the whole file is an array of rows, or an object with one under "data"; in SQuAD's own
+                    layout a row is a question. Its place is its number
+    csv             a header line, commas (or ; tab | if the header has more of them), usual quotes
+    tsv             a header line, tabs, no quotes: GLUE's files have stray ones
+    conll, txt, …   CoNLL columns, one word and its tags per line, sentences separated by blank lines: columns tokens
+                    and tags; also a tsv whose first line has a tag
 
 Text files may be compressed (.gz, .zst); their places are line numbers. A column may be requested by alternatives,
 "tokens|words". Files are read in the given order and in chunks, so that only the wanted rows of a large corpus need
@@ -38,11 +38,11 @@ import io
 import json
 import re
 import shlex
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
-from itertools import islice, product
+from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -119,7 +119,9 @@ def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
             names = [file.path for file in get_cached_repo_tree(place.repository, **which)]
         except CachedRepoTreeNotFoundError:
             names = patiently(lambda: HfApi().list_repo_files(place.repository, **which))
-        chosen = _chosen(whose, place.address, place.path, _HubFolder(names))
+        chosen = _matching(partial(_among, names), place.path)
+        there = sorted(PurePosixPath(name).name for name in names)
+        _refuse_unless_one_kind(whose, place.address, place.path, chosen, there)
         allow = [glob.escape(name) for name in chosen]
         folder = snapshot(place.repository, place.revision, allow, kind="dataset")
     return tuple(folder / name for name in chosen)
@@ -132,14 +134,12 @@ def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
 # Raise this when the same files and record would be read as other examples than before.
 GENERATION = 1
 
-ARROW, JSON = (".parquet", ".arrow"), (".jsonl", ".json")
-KINDS = (*ARROW, *JSON, ".csv", ".tsv")
+JSON = (".jsonl", ".json")
+KINDS = (".parquet", *JSON, ".csv", ".tsv")
 # CoNLL columns
 COLUMNS = (".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb")
-# Files beside the rows of a dataset that describe them.
-LISTS = ("labels.json", "label.json")  # names of labels only
-INFOS = ("dataset_infos.json", "dataset_info.json")  # columns of a dataset
-ABOUT = (*LISTS, *INFOS, "dataset_dict.json", "state.json")
+# Files beside the rows of a dataset that describe it.
+ABOUT = ("labels.json", "label.json", "dataset_infos.json", "dataset_info.json", "dataset_dict.json")
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BUILTIN = "builtin:"
 
@@ -149,7 +149,7 @@ def kind_of(name: str) -> tuple[str, str]:
     path = PurePosixPath(name.lower())
     codec = CODECS.get(path.suffix, "")
     kind = path.with_suffix("").suffix if codec else path.suffix
-    if path.name in ABOUT or kind not in (*KINDS, *COLUMNS) or (codec and kind in ARROW):
+    if path.name in ABOUT or kind not in (*KINDS, *COLUMNS) or (codec and kind == ".parquet"):
         return "", ""
     return kind, codec
 
@@ -184,7 +184,7 @@ def local_files(task: Task | Pairs) -> dict[str, tuple[Path, ...]]:
 
 def matching(folder: Path, pattern: str) -> tuple[Path, ...]:
     """Return the files in a folder that a pattern matches, sorted by name; there may be none."""
-    return tuple(folder / name for name in _matching(_LocalFolder(folder), pattern))
+    return tuple(folder / name for name in _matching(partial(_in_folder, folder), pattern))
 
 
 def task_fingerprint(task: Task | Pairs, store: Store, *, again: bool = False) -> str:
@@ -311,63 +311,61 @@ def _place(whose: str, base: HubPlace | Path, place: str) -> HubPlace | LocalPla
 # ---------------------------------------------------------------- patterns → files
 
 
-class _LocalFolder:
-    """A folder in which patterns are looked up; paths are relative to it."""
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    def names(self, below: PurePosixPath) -> list[str]:
-        """Return the names in a folder, apart from hidden ones."""
-        folder = self.root / below
-        try:
-            return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as wrong:
-            raise DataError(f"{folder} cannot be read ({wrong.strerror}); check its permissions") from None
-
-    def exists(self, path: PurePosixPath) -> bool:
-        return (self.root / path).exists()
-
-    def is_file(self, path: PurePosixPath) -> bool:
-        return (self.root / path).is_file()
+Look = Callable[[str], list[str]]  # gives the files that a pattern matches, by their relative names
 
 
-class _HubFolder(_LocalFolder):
-    """The same for a repository on the hub, of which only the names of its files are known."""
+def _in_folder(folder: Path, pattern: str) -> list[str]:
+    if not _visible(folder):
+        return []
+    with _refusing_forbidden(folder):
+        if (folder / pattern).is_file():  # it may have brackets in its name
+            return [pattern]
+        names = glob.glob(pattern, root_dir=folder)  # noqa: PTH207 - Path.glob gives hidden files too
+        return [name for name in names if (folder / name).is_file()]
 
-    def __init__(self, files: Iterable[str]) -> None:
-        self.files = {PurePosixPath(name) for name in files}
-        self.folders = {folder for file in self.files for folder in file.parents}
 
-    def names(self, below: PurePosixPath) -> list[str]:
-        every = (path.name for path in (*self.files, *self.folders) if path.parent == below and path.name)
-        return sorted(name for name in every if not name.startswith("."))
+def _visible(folder: Path) -> list[str]:
+    """Return the names in a folder, apart from hidden ones; there are none if it does not exist."""
+    with _refusing_forbidden(folder), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        return sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
+    return []
 
-    def exists(self, path: PurePosixPath) -> bool:
-        return path in self.files or path in self.folders
 
-    def is_file(self, path: PurePosixPath) -> bool:
-        return path in self.files
+@contextlib.contextmanager
+def _refusing_forbidden(folder: Path) -> Generator[None]:
+    try:
+        yield
+    except OSError as wrong:
+        raise DataError(f"{folder} cannot be read ({wrong.strerror}); check its permissions") from None
+
+
+def _among(files: Sequence[str], pattern: str) -> list[str]:
+    """Return what `_in_folder` returns, of a repository with these files."""
+    if pattern in files:
+        return [pattern]
+    parts = PurePosixPath(pattern).parts
+    visible = [PurePosixPath(name) for name in files if not name.startswith(".") and "/." not in name]
+    return [str(path) for path in visible if len(path.parts) == len(parts) and path.match(pattern)]
 
 
 def _local_files(whose: str, folder: Path, pattern: str) -> tuple[Path, ...]:
     """Return the files in a folder that a pattern matches, sorted by name; raise an error if there are none."""
     shown = folder / PurePosixPath(pattern).parent
-    where = str(shown if shown.is_dir() else folder)
-    return tuple(folder / name for name in _chosen(whose, where, pattern, _LocalFolder(folder)))
+    shown = shown if shown.is_dir() else folder
+    names = _matching(partial(_in_folder, folder), pattern)
+    _refuse_unless_one_kind(whose, str(shown), pattern, names, _visible(shown))
+    return tuple(folder / name for name in names)
 
 
-def _chosen(whose: str, where: str, pattern: str, folder: _LocalFolder) -> list[str]:
-    """Return the names that a pattern matches, if there are some and they are of one kind."""
-    names = _matching(folder, pattern)
+def _refuse_unless_one_kind(
+    whose: str, where: str, pattern: str, names: Sequence[str], there: Sequence[str]
+) -> None:
+    """Refuse a pattern that matches no files, or files of several kinds; `there`: the names in that place."""
     if not names:
-        others = folder.names(PurePosixPath(pattern).parent) or folder.names(PurePosixPath())
-        close = get_close_matches(PurePosixPath(pattern).name, others, n=4, cutoff=0.3) or others[:4]
-        there = f"there are {', '.join(close)}" if close else "nothing like it is there"
+        close = get_close_matches(PurePosixPath(pattern).name, there, n=4, cutoff=0.3) or there[:4]
+        others = f"there are {', '.join(close)}" if close else "nothing like it is there"
         raise Absent(
-            f"{whose}: no file in {where} matches {pattern!r} ({' '.join(KINDS)}, or with .gz or .zst); {there}; "
+            f"{whose}: no file in {where} matches {pattern!r} ({' '.join(KINDS)}, or with .gz or .zst); {others}; "
             "correct the place, or put the files there"
         )
     if len({kind_of(name)[0] for name in names}) > 1 or len({_unpacked(name) for name in names}) < len(names):
@@ -375,7 +373,6 @@ def _chosen(whose: str, where: str, pattern: str, folder: _LocalFolder) -> list[
             f"{whose}: {pattern!r} in {where} means files of several kinds ({', '.join(names[:4])}), which may hold the "
             f"same rows; name one of them, e.g. {PurePosixPath(names[0]).name!r}"
         )
-    return names
 
 
 def _unpacked(name: str) -> str:
@@ -383,44 +380,20 @@ def _unpacked(name: str) -> str:
     return str(PurePosixPath(name).with_suffix("")) if PurePosixPath(name.lower()).suffix in CODECS else name
 
 
-def _fits(name: str, part: str, *, last: bool, anyhow: bool) -> bool:
-    """Whether a component of a path matches one of a pattern, with `anyhow` ignoring case."""
-    if anyhow:
-        name, part = name.lower(), part.lower()
-    return name == part or fnmatchcase(name, part) or (last and fnmatchcase(_unpacked(name), part))
-
-
-def _matching(folder: _LocalFolder, pattern: str) -> list[str]:
+def _matching(look: Look, pattern: str) -> list[str]:
     """Return the files that a pattern matches, sorted, or else the files in a folder of that name.
 
-    They are tables, or else files in CoNLL columns.
+    They are tables, or else files in CoNLL columns. The pattern may omit .gz or .zst.
     """
-    *folders, last = PurePosixPath(pattern).parts
-    meanings = [(*folders, last)]
-    if last.removesuffix("*"):
-        meanings.append((*folders, last.removesuffix("*"), "*"))
-    for anyhow, parts in product((False, True), meanings):
-        files = [str(path) for path in _expand(folder, PurePosixPath(), parts, anyhow=anyhow)]
+    pattern = str(PurePosixPath(pattern))
+    folder = pattern.removesuffix("*")
+    inside = f"{folder}/*" if folder and not folder.endswith("/") else ""
+    for meaning in filter(None, (pattern, inside)):
+        files = {name for ending in ("", *CODECS) for name in look(meaning + ending)}
         for kinds in (KINDS, COLUMNS):
             if found := [name for name in files if kind_of(name)[0] in kinds]:
                 return sorted(found)
     return []
-
-
-def _expand(
-    folder: _LocalFolder, below: PurePosixPath, parts: tuple[str, ...], *, anyhow: bool
-) -> Iterator[PurePosixPath]:
-    """Yield the files that a pattern matches; a component that exists is taken literally."""
-    part, rest = parts[0], parts[1:]
-    if part == ".." or (rest and folder.exists(below / part)):
-        names = [part]
-    else:
-        names = [name for name in folder.names(below) if _fits(name, part, last=not rest, anyhow=anyhow)]
-    for path in (below / name for name in names):
-        if rest:
-            yield from _expand(folder, path, rest, anyhow=anyhow)
-        elif folder.is_file(path):
-            yield path
 
 
 # ---------------------------------------------------------------- rows of files
@@ -479,7 +452,7 @@ def column_names(whose: str, path: Path) -> tuple[str, ...]:
     """Return the columns of a file; for JSON, those of the first row."""
     kind, _ = kind_of(path.name)
     with _refusing_unreadable(whose, path):
-        if kind in ARROW:
+        if kind == ".parquet":
             return tuple(schema_of(path).names)
         if kind in JSON:
             for _, row in _json_rows(f"{whose}: {path.name}", path):
@@ -493,13 +466,10 @@ def column_names(whose: str, path: Path) -> tuple[str, ...]:
 
 
 def schema_of(path: Path) -> Any:
-    """Return the schema of a parquet or arrow file, with its metadata."""
-    from pyarrow import ipc, parquet
+    """Return the schema of a parquet file, with its metadata."""
+    from pyarrow import parquet
 
-    if kind_of(path.name)[0] == ".parquet":
-        return parquet.read_schema(path)
-    with ipc.open_stream(path) as stream:
-        return stream.schema
+    return parquet.read_schema(path)
 
 
 @contextlib.contextmanager
@@ -550,24 +520,23 @@ def _opened(path: Path) -> Any:
 
 def _rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
     kind, _ = kind_of(path.name)
-    if kind in ARROW:
-        return _arrow_rows(where, path, choose, only)
+    if kind == ".parquet":
+        return _parquet_rows(where, path, choose, only)
     if kind in JSON:
         return _json_rows(where, path)
     return _conll_rows(where, path) if _is_conll(path) else _separated_rows(where, path, choose)
 
 
-def _arrow_rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
+def _parquet_rows(where: str, path: Path, choose: Choose, only: Only | None) -> Iterator[Row]:
     import pyarrow
-    from pyarrow import ipc, parquet
+    from pyarrow import parquet
 
-    is_parquet = kind_of(path.name)[0] == ".parquet"
-    with parquet.ParquetFile(path) if is_parquet else ipc.open_stream(path) as table:
-        present = (table.schema_arrow if is_parquet else table.schema).names
+    with parquet.ParquetFile(path) as table:
+        present = table.schema_arrow.names
         names = sorted({name for name in choose(where, present) if name})
         key = name_in(only[0], present) if only else None
         first = 1
-        for batch in table.iter_batches(batch_size=CHUNK_ROWS, columns=names) if is_parquet else table:
+        for batch in table.iter_batches(batch_size=CHUNK_ROWS, columns=names):
             numbers: Sequence[int] = range(first, first + len(batch))
             first += len(batch)
             if only and key:  # filter first, so that unwanted texts are not converted to Python
@@ -611,30 +580,24 @@ def _rows_of_document(where: str, document: Any) -> Iterator[dict[str, Any]]:
     if not isinstance(rows, list):
         raise DataError(f'{where} holds no rows; write one object a line, or an array of them under "data"')
     for number, row in enumerate(rows, 1):
-        if "paragraphs" in _object(f"{where}:{number}", row):
-            try:
-                yield from _squad_questions(row)
-            except (TypeError, KeyError, AttributeError):
-                raise DataError(
-                    f"{where}:{number} is no article as SQuAD writes it (paragraphs, each with a context and qas); "
-                    "correct it, or write one object a line"
-                ) from None
-        else:
-            yield row
+        try:
+            yield from _squad_questions(row) if "paragraphs" in _object(f"{where}:{number}", row) else [row]
+        except (TypeError, KeyError, AttributeError):
+            raise DataError(
+                f"{where}:{number} is no article as SQuAD writes it (paragraphs, each with a context and qas); "
+                "correct it, or write one object a line"
+            ) from None
 
 
 def _squad_questions(article: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Yield the questions of an article in SQuAD's own layout, with the columns that the hub's dataset has."""
     for paragraph in article["paragraphs"]:
-        context = paragraph["context"]
-        if not isinstance(context, str):
-            raise TypeError
         for question in paragraph["qas"]:
             answers = question.get("answers") or []
             yield {
                 "id": question.get("id"),
                 "title": article.get("title"),
-                "context": context,
+                "context": paragraph["context"],
                 "question": question["question"],
                 "answers": {name: [one[name] for one in answers] for name in ("text", "answer_start")},
             }

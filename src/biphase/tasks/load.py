@@ -18,14 +18,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy
 
-from biphase.errors import DataError, SpecError, one_line
+from biphase.errors import DataError, SpecError
 from biphase.specs import Pairs, Retrieve, Splits, Task
 from biphase.specs.tasks import columns_of, filled, whole
 from biphase.tasks.collection import LARGE_BYTES, Keep, RaggedWriter, Texts, as_bytes, temporary
 from biphase.tasks.files import (
     COLUMNS,
-    INFOS,
-    LISTS,
     column_names,
     fields_of,
     files_of,
@@ -122,6 +120,11 @@ DOCUMENT = "corpus-id|corpus_id|document-id|doc_id|docid|pid|document"
 GRADE = "score|relevance|grade|label"
 PASSAGES = "positive_passages"
 QUERY_ID = "query_id|query-id|_id|id|qid"
+# The columns of a file without a header, by their number.
+BARE = {
+    3: ("query-id", "corpus-id", "score"),
+    4: ("query-id", "iteration", "corpus-id", "score"),
+}
 
 
 class Judgment(NamedTuple):
@@ -174,30 +177,28 @@ def _table(whose: str, path: Path) -> Iterator[Judgment]:
 
 
 def _separated(whose: str, path: Path) -> Iterator[Judgment]:
-    """Yield judgments from columns separated by tabs or spaces, with BEIR's header or without one."""
-    order: tuple[int, ...] = ()  # which columns are query, document and grade
-    width = 0
+    """Yield judgments from columns separated by tabs or spaces, with BEIR's header or TREC's four columns without one."""
+    order: tuple[str, ...] = ()  # the names of the columns
+    chosen: list[str] = []  # those of query, document and grade
     for number, line in lines(path):
         place = f"{path.parent.name}/{path.name}:{number}"  # other folders may have such a file too
         fields = fields_of(line.decode(errors="replace").rstrip("\r"))
         if not order:
-            width = len(fields)
             header = _grade(fields[-1]) is None
-            names = [name_in(column, fields) for column in (QUERY, DOCUMENT, GRADE)]
-            by_name = tuple(fields.index(name) for name in names if name)
-            order = by_name if header else {3: (0, 1, 2), 4: (0, 2, 3)}.get(width, ())
-            if len(order) < 3:
+            order = tuple(fields) if header else BARE.get(len(fields), ())
+            every = (name_in(column, order) for column in (QUERY, DOCUMENT, GRADE))
+            chosen = [name for name in every if name]
+            if len(chosen) < 3:
                 raise DataError(
                     f"{whose}: {place} is neither a header nor a judgment; begin with a line query-id, corpus-id, score, "
                     "separated by tabs"
                 )
             if header:
                 continue
-        if len(fields) != width:
-            raise DataError(
-                f"{whose}: {place} has {len(fields)} columns where others have {width}; correct the row"
-            )
-        query, document, grade = (fields[column] for column in order)
+        if len(fields) != len(order):
+            raise DataError(f"{whose}: {place} has {len(fields)} columns, not {len(order)}; correct the row")
+        row = dict(zip(order, fields, strict=True))
+        query, document, grade = (row[name] for name in chosen)
         yield _judgment(whose, query, document, grade, place)
 
 
@@ -244,7 +245,6 @@ def _grade(value: Any) -> int | None:
 
 
 DOCUMENT_ID = "_id|id|docid|doc_id|corpus-id|corpus_id|pid"
-EMPTY = 0.01  # share of judged documents that may have no text, as a few in old collections
 
 
 def load_retrieval(
@@ -270,7 +270,7 @@ def load_retrieval(
         library, place = _large_library(whose, form.document, corpus, wanted, keep)
         texts = {name: library.texts[number] for name, number in place.items()}
     else:
-        texts = _document_texts(whose, form.document, corpus, DOCUMENT_ID, wanted, whole=whole, spared=EMPTY)
+        texts = _document_texts(whose, form.document, corpus, DOCUMENT_ID, None if whole else wanted)
         names = tuple(name for name in texts if whole or name in searched)
         library = Library(names, tuple(texts[name] for name in names))
         place = {name: number for number, name in enumerate(names)}
@@ -353,36 +353,21 @@ def _queries(
 
 
 def _document_texts(
-    whose: str,
-    template: str,
-    files: Sequence[Path],
-    name_column: str,
-    wanted: set[str],
-    *,
-    whole: bool = False,
-    spared: float = 0.0,
+    whose: str, template: str, files: Sequence[Path], name_column: str, wanted: set[str] | None
 ) -> dict[str, str]:
-    """Return texts by id in the order of the files: those in `wanted`, or all if `whole`.
-
-    A share `spared` of the wanted texts may be empty.
-    """
+    """Return texts by id in the order of the files: those in `wanted`, or all if it is None."""
     texts: dict[str, str] = {}
-    empty: list[str] = []
-    rows = _rows_of_texts(whose, template, files, name_column, None if whole else wanted)
-    for place, document, text, blank in rows:
+    for place, document, text in _rows_of_texts(whose, template, files, name_column, wanted):
         if document in texts:
             raise _second(whose, place, document)
-        if document in wanted and blank:
-            empty.append(place)
         texts[document] = text
-    _refuse_blank(whose, template, empty, spared * len(wanted))
     return texts
 
 
 def _rows_of_texts(
     whose: str, template: str, files: Sequence[Path], name_column: str, wanted: set[str] | None
-) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield the place, the id and the text of each row, and whether its columns are blank; `wanted`: ids; None: all."""
+) -> Iterator[tuple[str, str, str]]:
+    """Yield the place, the id and the text of each row; `wanted`: ids; None: all."""
     columns = columns_of("Retrieve", template)
     only = None if wanted is None else (name_column, wanted)
     for place, (name, *values) in read_rows(whose, files, (name_column, *columns), only=only):
@@ -390,21 +375,11 @@ def _rows_of_texts(
         fields = {
             column: _text(whose, value, column, place) for column, value in zip(columns, values, strict=True)
         }
-        blank = not any(value.strip() for value in fields.values())
-        yield place, document, filled(template, fields), blank
+        yield place, document, filled(template, fields)
 
 
 def _second(whose: str, place: str, document: str) -> DataError:
     return DataError(f"{whose}: {place} is the second with the id {document!r}; remove one")
-
-
-def _refuse_blank(whose: str, template: str, places: Sequence[str], most: float) -> None:
-    if len(places) > most:
-        columns = " or ".join(map(repr, columns_of("Retrieve", template)))
-        raise DataError(
-            f"{whose}: {places[0]} is judged and has no text in {columns}; "
-            "correct it, or remove it and its judgments"
-        )
 
 
 def _large_library(
@@ -413,30 +388,24 @@ def _large_library(
     """Return a large collection as memory maps, and the index of each wanted document."""
 
     def build(folder: Path) -> None:
-        blanks, hashes = {}, array("q")  # hashes, since a set of all ids would take a gigabyte
+        hashes = array("q")  # since a set of all ids would take a gigabyte
         with RaggedWriter(folder, "names") as names, RaggedWriter(folder, "texts") as texts:
-            for place, document, text, blank in _rows_of_texts(whose, template, files, DOCUMENT_ID, None):
+            for _, document, text in _rows_of_texts(whose, template, files, DOCUMENT_ID, None):
                 names.add(as_bytes(document))
                 texts.add(as_bytes(text))
                 hashes.append(hash(document))
-                if blank:
-                    blanks[document] = place
         values, counts = numpy.unique(numpy.frombuffer(hashes, numpy.int64), return_counts=True)
         twice, seen = set(values[counts > 1].tolist()), set()
         rows = _rows_of_texts(whose, template, files, DOCUMENT_ID, None) if twice else ()
-        for place, document, _, _ in rows:
+        for place, document, _ in rows:
             if document in seen:
                 raise _second(whose, place, document)
             if hash(document) in twice:
                 seen.add(document)
-        (folder / "blank.json").write_text(json.dumps(blanks))
 
     folder = keep("documents", build)
     library = Library(Texts(folder, "names"), Texts(folder, "texts"))
     place = {name: number for number, name in enumerate(library.names) if name in wanted}
-    blanks = json.loads((folder / "blank.json").read_text())
-    empty = [where for name, where in blanks.items() if name in wanted]
-    _refuse_blank(whose, template, empty, EMPTY * len(wanted))
     return library, place
 
 
@@ -520,13 +489,11 @@ def _more(splits: Splits, part: str) -> str:
 
 
 # ---------------------------------------------------------------- labels that a task does not list
-# `values_of` and `in_order` collect the labels of a column; `named` finds names for numeric labels beside the rows: in
-# labels.json or label.json, in the `datasets` metadata of parquet and arrow files, in dataset_infos.json or
-# dataset_info.json, or in the header of README.md.
+# `values_of` and `in_order` collect the labels of a column; `named` finds names for numeric labels: in what the
+# `datasets` library recorded in a parquet file, or in the header of README.md.
 
 
 MOST_LABELS = 1_000
-CARDS = (*INFOS, "README.md")  # files that describe a dataset's columns
 _WHOLE = re.compile(r"-?\d+")
 _NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
@@ -583,14 +550,14 @@ def _no_label(value: Any) -> str:
 
 
 def named(whose: str, files: Sequence[Path], root: Path, column: str, values: set[Any]) -> tuple[str, ...]:
-    """Return the names of numeric labels in order, from files beside the data or its metadata; () if none.
+    """Return the names of numeric labels in order, from the data's own metadata or a card beside them; () if none.
 
     `root`: the folder that the user named. Labels that are names already return ().
     """
     numbers = {whole(str(value)) for value in values}
     if not numbers or None in numbers:
         return ()
-    path, names = _names_beside(whose, files[0], root, column)
+    path, names = _recorded_names(files[0].resolve(), root.resolve(), column)
     strange = sorted(number for number in numbers if number is not None and not 0 <= number < len(names))
     if names and strange and not {str(value) for value in values} <= set(names):
         raise SpecError(
@@ -606,59 +573,46 @@ def are_places(names: Sequence[str], values: set[Any]) -> bool:
     return numeric and all(whole(str(value)) in range(len(names)) for value in values)
 
 
-def _names_beside(whose: str, file: Path, root: Path, column: str) -> tuple[Path, tuple[str, ...]]:
+def _recorded_names(file: Path, top: Path, column: str) -> tuple[Path, tuple[str, ...]]:
     """Return the first names found for a column, and the file they are from.
 
     A repository's card is above the folder of a configuration; from there only the names of that configuration count.
     """
-    file, top = file.resolve(), root.resolve()
     inside = [folder for folder in file.parents if folder.is_relative_to(top)] or [file.parent]
-    beside = [folder / name for folder in inside for name in (*LISTS, *CARDS)]
-    for path in (*beside[: len(LISTS)], file, *beside, *(top.parent / name for name in CARDS)):
-        if path.name in LISTS and path.is_file():
-            _refuse_damaged(whose, path)
+    for path in (file, *(folder / "README.md" for folder in (*inside, top.parent))):
         with contextlib.suppress(Exception):  # a file that is absent or has no metadata is skipped
-            by_config = dict(_label_names(path, column))
+            by_config = {
+                config: names for config, info in _infos(path) if (names := _label_names(info, column))
+            }
             own = {config: names for config, names in by_config.items() if config in file.parts}
             if path.parent == top.parent and top.name != "data":
                 by_config = own
-            if len(set((own or by_config).values())) == 1:
-                return path, next(iter((own or by_config).values()))
+            if len(found := set((own or by_config).values())) == 1:
+                return path, found.pop()
     return file, ()
 
 
-def _refuse_damaged(whose: str, path: Path) -> None:
-    try:
-        json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as wrong:
-        raise SpecError(
-            f"{whose}: {path} cannot be read ({one_line(wrong)}); correct or remove it, or say the labels: --labels NAMES"
-        ) from None
-
-
-def _label_names(path: Path, column: str) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield the label names that a file gives for a column, by configuration."""
-    if kind_of(path.name)[0] in (".parquet", ".arrow"):
-        infos = {"": json.loads(schema_of(path).metadata[b"huggingface"])["info"]}
-    elif path.name == "README.md":
+def _infos(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the descriptions of a dataset's columns in a parquet file or a card, by configuration."""
+    if path.name == "README.md":
         from huggingface_hub import metadata_load
 
         card = (metadata_load(path) or {})["dataset_info"]
-        infos = {info.get("config_name", ""): info for info in (card if isinstance(card, list) else [card])}
-    else:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        if path.name in LISTS:
-            by_column = isinstance(content, dict) and any(isinstance(v, list) for v in content.values())
-            infos = {"": {"features": {column: {"names": content.get(column) if by_column else content}}}}
-        else:
-            infos = {"": content} if "features" in content else content
-    for config, info in infos.items():
-        features = info["features"]
-        if isinstance(features, list):  # in a card, features are a list of named entries
-            features = {feature.get("name"): feature for feature in features}
-        names = _listed(_names(features.get(column)))
-        if names:
-            yield config, names
+        for info in card if isinstance(card, list) else [card]:
+            columns = {feature.get("name"): feature for feature in info["features"]}
+            yield info.get("config_name", ""), columns
+    elif kind_of(path.name)[0] == ".parquet":
+        yield "", json.loads(schema_of(path).metadata[b"huggingface"])["info"]["features"]
+
+
+def _label_names(columns: dict[str, Any], column: str) -> tuple[str, ...]:
+    """Return a column's label names in the order of their numbers; () if there are none, or invalid ones."""
+    names = _names(columns.get(column))
+    if isinstance(names, dict):
+        by_number = {int(number): name for number, name in names.items()}
+        names = [by_number[number] for number in range(len(by_number))]
+    labels = tuple(map(str, names or ()))
+    return labels if 1 < len(labels) == len(set(labels)) and all(map(str.strip, labels)) else ()
 
 
 def _names(feature: Any) -> Any:
@@ -668,14 +622,3 @@ def _names(feature: Any) -> Any:
     if "names" in feature:
         return feature["names"]
     return next((names for inner in feature.values() if (names := _names(inner))), None)
-
-
-def _listed(names: Any) -> tuple[str, ...]:
-    """Return names in the order of their numbers from a list, {"0": "bad"} or {"bad": 0}; () if they are not valid."""
-    if isinstance(names, dict):
-        numbered = all(_WHOLE.fullmatch(str(name)) for name in names)
-        pairs = names.items() if numbered else ((number, name) for name, number in names.items())
-        by_number = {int(number): name for number, name in pairs}
-        names = [by_number[number] for number in range(len(by_number))]
-    labels = tuple(str(name) for name in names) if isinstance(names, list) else ()
-    return labels if 1 < len(labels) == len(set(labels)) and all(map(str.strip, labels)) else ()

@@ -123,6 +123,15 @@ def test_a_missing_misshapen_or_unknown_weight_is_refused_by_name(weights, fact,
     assert fact in refused(trunk, hub)
 
 
+def test_a_tied_head_that_differs_is_refused(published):
+    """transformers would take it without a word."""
+    whole = original().state_dict()
+    assert "tie_word_embeddings" in refused(language_model, published(whole, tie_word_embeddings=True))
+    same = {**whole, "lm_head.weight": whole["model.embed_tokens.weight"].clone()}
+    tied = language_model(published(same, tie_word_embeddings=True))
+    assert torch.equal(tied.lm_head.weight, tied.model.embed_tokens.weight)
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [

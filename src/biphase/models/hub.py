@@ -330,6 +330,20 @@ def _has_adapter(hub: Hub) -> bool:
     return True
 
 
+def _refuse_unlike_published(hub: Hub, model: Any, unknown: Sequence[str]) -> None:
+    """Raise ModelError for weights that transformers would leave out, or tie, without a word."""
+    if unknown:
+        raise ModelError(
+            f"{hub.source}: its weight {unknown[0]!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
+        )
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    if model.config.tie_word_embeddings and head is not None and head.weight is not embedding.weight:
+        raise ModelError(
+            f"{hub.source}: its config.json says tie_word_embeddings, and its head differs from the embedding; "
+            'write "tie_word_embeddings": false there'
+        )
+
+
 def _loaded(hub: Hub, family: Any, config: Any) -> Any:
     options: dict[str, Any] = {
         "attn_implementation": NAME,
@@ -361,11 +375,9 @@ def _loaded(hub: Hub, family: Any, config: Any) -> Any:
             "give a complete checkpoint (one without a head can be evaluated, but not trained further)"
         )
     head = "lm_head." if family is AutoModel else ()  # what is left out on purpose
-    unknown = sorted(name for name in info["unexpected_keys"] if not name.startswith(head))
-    if unknown and not hub.gguf and is_published(_written_config(hub)):
-        raise ModelError(
-            f"{hub.source}: its weight {unknown[0]!r} has no place in EuroBERT; give a checkpoint of the paper, without other heads"
-        )
+    if not hub.gguf and is_published(_written_config(hub)):
+        unknown = sorted(name for name in info["unexpected_keys"] if not name.startswith(head))
+        _refuse_unlike_published(hub, model, unknown)
     model.config.use_cache = False
     if adapted:
         merge_adapters(model)

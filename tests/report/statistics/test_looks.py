@@ -4,34 +4,11 @@ import math
 
 import numpy as np
 import pytest
-from page_tables import percent, show
-from scipy.optimize import brentq
-from scipy.special import ndtr, stdtr
+from scipy.special import stdtr
 
 from biphase.report.statistics.moderated import Looks
 
 PLANS = ((3, 5, 10), (2, 3, 5), (3, 4, 5, 6, 8, 10))
-
-
-def joint(looks):
-    """The usual levels, from the joint normal distribution of the looks."""
-    grid = np.linspace(-8, 8, 1601)
-    step, density, before, levels = grid[1] - grid[0], None, 0.0, []
-    for seeds in looks.seeds:
-        share = seeds / looks.seeds[-1]
-        lag = share - before
-        mass = np.array([1.0]) if density is None else density * step
-        at = np.array([0.0]) if density is None else grid
-        level = looks.level(seeds)
-
-        def missing(bound, mass=mass, at=at, lag=lag, level=level):
-            return (mass * ndtr((at - bound) / math.sqrt(lag))).sum() - level
-
-        bound = brentq(missing, -4, 8)
-        levels.append(float(ndtr(-bound / math.sqrt(share))))
-        moved = np.exp(-np.square(grid[:, None] - at) / (2 * lag)) / math.sqrt(2 * math.pi * lag)
-        density, before = np.where(grid < bound, moved @ mass, 0.0), share
-    return levels
 
 
 def errors(looks, levels, studies, effect=0.0):
@@ -67,19 +44,3 @@ def test_looks_that_make_no_sense_are_refused(seeds):
         Looks(seeds)
     with pytest.raises(ValueError, match="3, 5"):
         Looks((3, 5)).level(4)
-
-
-@pytest.mark.campaign
-def test_boundaries():
-    rows = []
-    for seeds in PLANS:
-        looks = Looks(seeds)
-        levels = [looks.level(one) for one in seeds]
-        usual, ours, never = (
-            errors(looks, some, 400_000) for some in (joint(looks), levels, [0.05] * len(seeds))
-        )
-        assert ours <= 0.0505
-        found = [errors(looks, some, 40_000, effect=1.0) for some in (joint(looks), levels)]
-        rows.append((", ".join(map(str, seeds)), *map(percent, (never, usual, ours, *found))))
-    header = ("looks", "5% each time", "joint normal", "used", "power, joint normal", "power, used")
-    show(header, rows, error=0.8)

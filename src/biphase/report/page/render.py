@@ -25,7 +25,7 @@ from biphase.report.headline import Headline
 from biphase.report.pretraining import JobCost
 from biphase.report.provenance import RunSummary
 from biphase.report.statistics.components import SOURCES_OF_NOISE
-from biphase.report.statistics.intervals import Estimate, of_scores
+from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell
 from biphase.report.verdicts import ClaimPart, Finding
 from biphase.specs.tasks import FAMILIES, family_name
@@ -419,9 +419,6 @@ def cell_title(cell: Cell) -> str:
         notes.append(f"over test examples: {interval(100 * low, 100 * high)}")
     else:
         notes.append(f"no interval over test examples: {score.no_examples}")
-    if score.noise and score.noise.widest:
-        widest = of_scores(score.noise.widest)
-        notes.append(f"over {widest.covers}: {interval(100 * widest.low, 100 * widest.high)}")
     if score.done < score.of:
         notes.append(f"{score.done} of {score.of} fine-tunings done")
     return "; ".join(notes)

@@ -4,8 +4,6 @@ The score of a cell (one pretraining seed, one fine-tuning seed) is the mean ove
 scored on the same examples. The mean squares of the table of scores estimate the effect of seeds. The covariance of
 the cells over examples estimates what another test set would change, and how much of the apparent effect of seeds is
 due to this test set. Variances are estimated by the method of moments; a negative estimate is reported as 0.
-
-`decompose` returns the components, and the interval that covers the most sources.
 """
 
 from __future__ import annotations
@@ -18,19 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.report.statistics.intervals import (
-    Estimate,
-    Floats,
-    Reach,
-    across,
-    both,
-    crossed,
-    estimate,
-    joined,
-    kept,
-    over_seeds,
-    students,
-)
+from biphase.report.statistics.intervals import Floats, kept
 
 Values = NDArray[np.float32] | NDArray[np.float64]
 Source = Literal[
@@ -55,15 +41,12 @@ class Component:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The variance components of a score, and the interval of its mean that covers the most of them."""
+    """The variance components of a score."""
 
     pretraining_seeds: int
     finetuning_seeds: int
     examples: int
     components: tuple[Component, ...]
-    widest: (
-        Estimate | None
-    )  # over all sources, or else fine-tuning seeds and test examples; None: neither is known
 
 
 @dataclass(frozen=True)
@@ -73,7 +56,7 @@ class Squares:
     pretraining: float
     finetuning: float
     seeds: float  # residual
-    examples: tuple[tuple[float, int], ...]  # of each task: variance, degrees of freedom
+    examples: float  # with the seeds fixed
     pretraining_examples: float
     finetuning_examples: float
     rest: float
@@ -83,17 +66,8 @@ class Squares:
         """The variance contained in both the seed terms and the example terms, which must not be counted twice."""
         return max(0.0, self.pretraining_examples + self.finetuning_examples - self.rest)
 
-    @property
-    def redrawn(self) -> float:
-        """The variance of the mean over test sets, with the seeds fixed."""
-        return sum(variance for variance, _ in self.examples)
 
-    def reach(self, alpha: float) -> float:
-        """The squared half width over test sets. Tasks differ in degrees of freedom, so each has its own quantile."""
-        return sum(students(variance, df)(alpha) for variance, df in self.examples)
-
-
-def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decomposition:
+def decompose(values: Values | Sequence[Values]) -> Decomposition:
     """Decompose the noise of one model, or of a paired difference.
 
     Values have the shape (pretraining seeds, fine-tuning seeds, examples). A fourth axis of length three holds counts
@@ -118,7 +92,6 @@ def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decompo
         finetuning_seeds=table.shape[1],
         examples=sum(one.shape[2] for one in cells),
         components=_components(squares, *table.shape),
-        widest=_widest(squares, table, level),
     )
 
 
@@ -190,17 +163,18 @@ def _squares(table: Floats, tasks: list[Floats]) -> Squares:
     deviations = (table - table.mean()).reshape(-1)
     seen = np.outer(deviations, deviations)
     # Covariance of the cells' scores over test sets of this size; different tasks are independent.
-    redrawn = [
-        np.atleast_2d(np.cov(one.reshape(table.size, -1))) / (one.shape[2] * len(tasks) ** 2) for one in tasks
-    ]
-    every = np.sum(redrawn, axis=0)
+    every = np.sum(
+        [
+            np.atleast_2d(np.cov(one.reshape(table.size, -1))) / (one.shape[2] * len(tasks) ** 2)
+            for one in tasks
+        ],
+        axis=0,
+    )
     return Squares(
         pretraining=square(seen, True, False),
         finetuning=square(seen, False, True),
         seeds=square(seen, True, True),
-        examples=tuple(
-            (square(one, False, False), task.shape[2] - 1) for one, task in zip(redrawn, tasks, strict=True)
-        ),
+        examples=square(every, False, False),
         pretraining_examples=square(every, True, False),
         finetuning_examples=square(every, False, True),
         rest=square(every, True, True),
@@ -217,7 +191,7 @@ def _components(squares: Squares, pretrained: int, tuned: int) -> tuple[Componen
     several, cells = pretrained > 1 and tuned > 1, pretrained * tuned
     pretraining = squares.pretraining - squares.seeds - squares.pretraining_examples + squares.rest
     finetuning = squares.finetuning - squares.seeds - squares.finetuning_examples + squares.rest
-    examples = squares.redrawn - squares.overlap
+    examples = squares.examples - squares.overlap
     # In one cell: pretraining × example, fine-tuning × example, and the residual of both.
     mixed = (
         pretrained * max(0.0, squares.pretraining_examples - squares.rest)
@@ -235,27 +209,3 @@ def _components(squares: Squares, pretrained: int, tuned: int) -> tuple[Componen
         component("test example", examples),
         component("seeds × test example", mixed, known=cells > 1),
     )
-
-
-def _widest(squares: Squares, table: Floats, level: float) -> Estimate | None:
-    """The interval over all sources, or else, with pretraining seeds averaged over, over the two others."""
-    pretrained, tuned = table.shape
-    choices = []
-    if pretrained > 1 and tuned > 1:
-        choices.append((across(table, level), (*crossed(table), squares.overlap)))
-    if tuned > 1:
-        by_tuning = squares.finetuning, students(squares.finetuning, tuned - 1), squares.finetuning_examples
-        choices.append((over_seeds(table.mean(axis=0), level), by_tuning))
-    found = (_and_examples(seeds, squares, by_seeds, level) for seeds, by_seeds in choices)
-    return next((one for one in found if math.isfinite(one.low)), None)
-
-
-def _and_examples(
-    seeds: Estimate, squares: Squares, by_seeds: tuple[float, Reach, float], level: float
-) -> Estimate:
-    """Extend an estimate over seeds to test examples; `by_seeds`: variance, reach and overlap of the seeds."""
-    variance, reach, overlap = by_seeds
-    most = max(seeds.n - 1, *(df for _, df in squares.examples))
-    whole = both(reach, squares.reach, shared=overlap, df=most)
-    se = math.sqrt(joined(variance, squares.redrawn, overlap))
-    return estimate(seeds.mean, seeds.sd, seeds.n, se, whole, f"{seeds.covers} and test examples", level)

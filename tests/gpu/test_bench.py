@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from biphase.bench import compare, measure
+from biphase.bench import measure
 from biphase.bench.cases import LIKE, FinetuneCase, PretrainCase, ScoreCase
 from biphase.bench.measure import StepClock
 
@@ -53,7 +53,9 @@ def test_a_profile_tells_kinds_of_kernels_apart_and_adds_up_to_the_step():
 @pytest.mark.parametrize("peer", ["trainer", "trainer-compiled"])
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_the_trainer_pretrains(peer, objective):
-    measured = measure.theirs(CUDA, lambda: compare.pretrain(case_of(objective), CUDA, peer=peer))
+    measured = measure.theirs(
+        CUDA, lambda: measure.pretrain_with_trainer(case_of(objective), CUDA, peer=peer)
+    )
     assert not measured.failed
     assert measured.peak_bytes > 0
 
@@ -62,7 +64,7 @@ def test_the_trainer_pretrains(peer, objective):
 def test_both_finetune(lengths):
     case = FinetuneCase(**COMMON, lengths=lengths, batch=32, steps=8, warm=5)
     ours = measure.ours(CUDA, "it", lambda: measure.measure_finetuning(case, CUDA))
-    theirs = measure.theirs(CUDA, lambda: compare.finetune(case, CUDA, peer="trainer"))
+    theirs = measure.theirs(CUDA, lambda: measure.finetune_with_trainer(case, CUDA, peer="trainer"))
     assert not theirs.failed
     assert ours.tokens == theirs.tokens
 

@@ -9,22 +9,20 @@
 Each file is written under a temporary name and then moved into place, so a reader sees either the old or the new one.
 
 `serve` (`report --watch`) serves the page of a running study on localhost, and rebuilds it when the store changes. The
-page asks every few seconds whether it was written again, and reloads itself. Only the page is served, from memory: no
-folder can be listed and no path leads to a file. Requests with another Host or Origin header are refused, which
-prevents DNS rebinding: a web page cannot reach this server through a hostname that it controls.
+page reloads itself (page.js).
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -144,10 +142,6 @@ def _write(path: Path, content: bytes) -> Path:
 HOST = "127.0.0.1"
 LOOK_SECONDS = 2.0  # between polls of the store
 REST = 3.0  # after a rebuild, wait this many times its duration before the next
-POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:; connect-src 'self'; "
-    "frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
-)
 
 
 def serve(
@@ -158,16 +152,15 @@ def serve(
     An error of a later report is printed once, and the page stays as it was.
     """
     plan = make_plan()
-
-    def made() -> bytes:
-        built = build(plan, store, folder, live=True, static=False)
-        return render(built.content, live=True).encode()
-
-    with listen(port) as server:
+    try:
+        server = ThreadingHTTPServer((HOST, port), partial(_PageAlone, directory=str(folder)))
+    except OSError as wrong:
+        raise SpecError(f"port {port}: {one_line(wrong)}; type --port 0 to take any that is free") from None
+    with server:
         seen, error, began = fingerprint(plan, store), "", time.monotonic()
-        server.page = made()
+        build(plan, store, folder, live=True, static=False)
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.1}, daemon=True).start()
-        say(f"watching {plan.study.name}: http://{HOST}:{server.server_port}/   (^C to stop)")
+        say(f"watching {plan.study.name}: http://{HOST}:{server.server_port}/{PAGE}   (^C to stop)")
         with contextlib.suppress(KeyboardInterrupt):
             while True:
                 time.sleep(max(LOOK_SECONDS, REST * (time.monotonic() - began)))
@@ -175,7 +168,8 @@ def serve(
                 try:
                     if (now := fingerprint(plan, store)) != seen:
                         plan = make_plan()
-                        server.page, seen, error = made(), now, ""
+                        build(plan, store, folder, live=True, static=False)
+                        seen, error = now, ""
                 except (BiphaseError, OSError) as wrong:
                     if (line := one_line(wrong)) != error:
                         say(f"the page could not be made anew: {line}")
@@ -184,68 +178,19 @@ def serve(
     say(f"stopped watching; the page as it was last is in {folder}")
 
 
-class Server(ThreadingHTTPServer):
-    """An HTTP server that answers with one page."""
+class _PageAlone(SimpleHTTPRequestHandler):
+    """Serves the page and no other file. Another Host is refused: a website cannot read it by DNS rebinding."""
 
-    daemon_threads = True
-    allow_reuse_address = True
-    page = b""
-
-
-def listen(port: int) -> Server:
-    """Create a server on loopback; a port in use raises a one-line error."""
-    try:
-        return Server((HOST, port), _Answer)
-    except OSError as wrong:
-        if wrong.errno not in (errno.EADDRINUSE, errno.EACCES):
-            raise
-        why = "is in use" if wrong.errno == errno.EADDRINUSE else "is not allowed"
-        raise SpecError(f"port {port} {why}; type --port 0 to take any that is free") from None
-
-
-class _Answer(BaseHTTPRequestHandler):
-    """Handles GET and HEAD of the page. HTTP/1.0: each connection closes after its answer."""
-
-    timeout = 30
-
-    def do_GET(self) -> None:
-        content = self.do_HEAD()
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            self.wfile.write(content)
-
-    def do_HEAD(self) -> bytes:
-        server = self.server
-        assert isinstance(server, Server)
-        ours = [f"{host}:{server.server_port}" for host in (HOST, "localhost")]
-        origin = self.headers.get("Origin")  # set by browsers for scripted requests
-        if self.headers.get("Host") not in ours or origin not in (None, *(f"http://{host}" for host in ours)):
-            return self._send(403, b"this page is for this machine only\n")
-        if self.path.split("?", 1)[0] != "/":
-            return self._send(404, b"there is nothing here\n")
-        return self._send(200, server.page)
-
-    def _send(self, code: int, content: bytes) -> bytes:
-        """Send the headers of an answer."""
-        self.send_response(code)
-        self.send_header("Content-Type", f"text/{'html' if code == 200 else 'plain'}; charset=utf-8")
-        self.send_header("Content-Length", str(len(content)))
-        self.send_header("ETag", _hash(content))
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        self.send_header("Cross-Origin-Resource-Policy", "same-origin")
-        self.send_header("Content-Security-Policy", POLICY)
-        self.end_headers()
-        return content
-
-    def version_string(self) -> str:
-        return "biphase"
+    def send_head(self) -> Any:
+        if self.path != f"/{PAGE}" or self.headers.get("Host", "").partition(":")[0] not in (
+            HOST,
+            "localhost",
+        ):
+            return self.send_error(404)
+        return super().send_head()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests."""
-
-
-def _hash(content: bytes) -> str:
-    return f'"{hashlib.sha256(content).hexdigest()[:16]}"'
 
 
 def fingerprint(plan: Plan, store: Store) -> str:
@@ -257,7 +202,7 @@ def fingerprint(plan: Plan, store: Store) -> str:
     for key in plan.jobs:
         with contextlib.suppress(OSError):
             parts.append(f"{key} {ledger.live_file(plan, store, key).stat().st_size}")
-    return _hash("\n".join(parts).encode())
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def _names(folder: Path) -> str:

@@ -65,15 +65,13 @@ SUPPORTS = {
 }
 
 
-def render(content: Content, *, live: bool = False) -> str:
-    """The page of a report; `live`: it reloads itself when it was written again."""
+def render(content: Content) -> str:
+    """The page of a report."""
     environment = _environment()
     figures = _json({figure.id: specification(figure) for figure in content.figures})
     scripts = [f"const PALETTES = {_json(PALETTES)};", _asset("page.js"), _asset("figures.js")]
-    scripts += [_asset("live.js")] * live
     return environment.get_template("template.html.j2").render(
         content=content,
-        live=live,
         top=content.headline,
         about=content.provenance,
         missing=content.missing,

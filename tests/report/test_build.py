@@ -16,18 +16,19 @@ import pytest
 from biphase import CLM, MLM, Fewer, Hub, Pretrain, Stage, Study
 from biphase.errors import SpecError
 from biphase.papers.gisserot2025 import PAPER
-from biphase.report.build import KNOWN, build
-from biphase.report.content import collect
-from biphase.report.page.render import (
+from biphase.report.build import (
+    KNOWN,
     VERDICTS,
     AxisScale,
     Mark,
+    build,
     drawing,
     escape,
     inside_script,
     latex,
     markdown,
 )
+from biphase.report.content import collect
 from biphase.report.statistics.intervals import Estimate
 from biphase.store import Store
 from biphase.study import ledger as state_ledger

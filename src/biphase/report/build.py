@@ -611,10 +611,8 @@ class _PageAlone(SimpleHTTPRequestHandler):
     """Serves the page and no other file. Another Host is refused: a website cannot read it by DNS rebinding."""
 
     def send_head(self) -> Any:
-        if self.path != f"/{PAGE}" or self.headers.get("Host", "").partition(":")[0] not in (
-            HOST,
-            "localhost",
-        ):
+        host = self.headers.get("Host", "").partition(":")[0]
+        if self.path != f"/{PAGE}" or host not in (HOST, "localhost"):
             return self.send_error(404)
         return super().send_head()
 

@@ -59,9 +59,7 @@ def named_in(series):
 
 
 @pytest.mark.parametrize("id", PLACES)
-def test_every_point_is_the_mean_of_the_model_that_it_names_and_marks_are_the_papers(
-    by_id, mean_of, paper, id
-):
+def test_points_are_the_means_of_the_models_they_name_and_marks_the_papers(by_id, mean_of, paper, id):
     models, figure = paper[0].models, by_id[id]
     for (family, tasks), panel in zip(paper[0].families.items(), figure.panels, strict=True):
         ours = [series for series in panel.series if series.name != PAPER]
@@ -73,18 +71,13 @@ def test_every_point_is_the_mean_of_the_model_that_it_names_and_marks_are_the_pa
         known = {REFERENCE.published.family_mean(models[name].recipe, family) for name in drawn} - {None}
         marks = [series for series in panel.series if series.name == PAPER]
         assert {y for series in marks for y in series.y} == known
-        assert all(
-            (one.look.role, one.look.marker, one.look.hollow, one.low) == (PAPER, "diamond", True, ())
-            for one in marks
-        )
+        looks = {(one.look.role, one.look.marker, one.look.hollow, one.low) for one in marks}
+        assert looks <= {(PAPER, "diamond", True, ())}
 
 
 @pytest.mark.parametrize(("id", "name"), CURVES)
 def test_curves_join_their_models(by_id, drawn, id, name):
-    assert (
-        named_in(drawn(by_id[id], "Retrieval" if name != "CLM → MLM 40%" else PANELS[0], name))
-        == CURVES[id, name]
-    )
+    assert named_in(drawn(by_id[id], "Sequence classification", name)) == CURVES[id, name]
 
 
 def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn, paper):

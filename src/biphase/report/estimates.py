@@ -34,8 +34,7 @@ class Score:
     by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
     examples: tuple[float, float] | None  # bootstrap interval over test examples
     no_examples: str  # why there is no interval over examples, where there is a score
-    # for a family: variance components, and intervals over several sources of noise
-    noise: Decomposition | None
+    noise: Decomposition | None  # variance components of a family's score
     done: int  # finished trials
     of: int
     planned: bool  # whether trials are planned on each of its tasks

@@ -1,9 +1,8 @@
 """The scores of a study with their intervals: every model on every task and on every family of tasks.
 
 A `Score` has several intervals, because each answers another question. The interval over fine-tuning seeds: would the
-same model give this score again on the same test set? Over test examples: would another test set give it? Over both:
-would either? Where a recipe was pretrained with several seeds, the interval over seeds covers those too, and
-`Estimate.covers` says so.
+same model give this score again on the same test set? Over test examples: would another test set give it? Where a
+recipe was pretrained with several seeds, the interval over seeds covers those too, and `Estimate.covers` says so.
 
 `edges` warns where the grid of learning rates was too narrow.
 """

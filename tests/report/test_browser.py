@@ -8,14 +8,14 @@ import shutil
 import threading
 from dataclasses import replace
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 
 import pytest
 from common import BROWSER_ARGUMENTS, browser_executable
 from playwright.sync_api import expect, sync_playwright
 
 from biphase import CLM, MLM, WSD, Stage, Study
-from biphase.report.build import HOST, PAGE, build
+from biphase.report.build import HOST, PAGE, PageHandler, build
 from biphase.store import Store
 from biphase.study.ledger import finetunings
 
@@ -223,7 +223,7 @@ def test_paper_is_light_and_shows_everything(visit, built):
 
 def test_a_watched_page_reloads_when_it_was_written_again(visit, built, tmp_path):
     shutil.copy(built.page, tmp_path)
-    with ThreadingHTTPServer((HOST, 0), partial(SimpleHTTPRequestHandler, directory=str(tmp_path))) as server:
+    with ThreadingHTTPServer((HOST, 0), partial(PageHandler, directory=str(tmp_path))) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         page = visit(address=f"http://{HOST}:{server.server_port}/{PAGE}")
         (tmp_path / PAGE).write_text(built.page.read_text().replace("Is it so?", "Is it not?"))

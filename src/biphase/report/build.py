@@ -582,7 +582,7 @@ def serve(
     """
     plan = make_plan()
     try:
-        server = ThreadingHTTPServer((HOST, port), partial(_PageAlone, directory=str(folder)))
+        server = ThreadingHTTPServer((HOST, port), partial(PageHandler, directory=str(folder)))
     except OSError as wrong:
         raise SpecError(f"port {port}: {one_line(wrong)}; type --port 0 to take any that is free") from None
     with server:
@@ -607,13 +607,14 @@ def serve(
     say(f"stopped watching; the page as it was last is in {folder}")
 
 
-class _PageAlone(SimpleHTTPRequestHandler):
+class PageHandler(SimpleHTTPRequestHandler):
     """Serves the page and no other file. Another Host is refused: a website cannot read it by DNS rebinding."""
 
     def send_head(self) -> Any:
         host = self.headers.get("Host", "").partition(":")[0]
         if self.path != f"/{PAGE}" or host not in (HOST, "localhost"):
             return self.send_error(404)
+        del self.headers["If-Modified-Since"]  # times in HTTP are whole seconds; the page may be newer
         return super().send_head()
 
     def log_message(self, format: str, *args: Any) -> None:

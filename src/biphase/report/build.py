@@ -610,6 +610,10 @@ def serve(
 class PageHandler(SimpleHTTPRequestHandler):
     """Serves the page and no other file. Another Host is refused: a website cannot read it by DNS rebinding."""
 
+    def do_GET(self) -> None:
+        with contextlib.suppress(ConnectionError):  # the reader closed the page while it was sent
+            super().do_GET()
+
     def send_head(self) -> Any:
         host = self.headers.get("Host", "").partition(":")[0]
         if self.path != f"/{PAGE}" or host not in (HOST, "localhost"):

@@ -1054,7 +1054,7 @@ MUTATIONS = [
     ),
     Mutation(
         "page does not escape",
-        "report/page/render.py",
+        "report/build.py",
         "autoescape=True,",
         "autoescape=False,",
         "faults/test_security.py::test_names_and_errors_are_escaped_on_the_page",

@@ -1,4 +1,4 @@
-"""Requests and their refusals, default cases by device, results, and the device file that `plan` reads."""
+"""Default cases by device, results, and the device file that `plan` reads."""
 
 from dataclasses import asdict, replace
 
@@ -16,7 +16,6 @@ from biphase.bench.cases import (
     failure,
     save,
 )
-from biphase.errors import SpecError
 from biphase.presets import SIZES
 from biphase.store import Store, read_json
 from biphase.study import devices
@@ -54,27 +53,6 @@ def test_scale_covers_every_part_of_the_cost_model(kind):
     assert {size for size, _, _ in shapes} == set(DEFAULTS[kind].scale) <= set(SIZES)
     assert len(cases["finetune"]) == 2 * len(LIKE)
     assert {case.size for case in cases["score"]} == {case.size for case in cases["finetune"]}
-
-
-@pytest.mark.parametrize(
-    ("options", "facts"),
-    [
-        ({"size": "211m"}, ["size", "'210m'"]),
-        ({"against": ("optimus",)}, ["--against", "optimus", "trainer-compiled"]),
-        ({"against": ("none", "trainer")}, ["--against none"]),
-        ({"save": True}, ["type bench scale --save"]),
-        ({"workload": "scale", "save": True, "size": "210m"}, ["leave out --size"]),
-        ({"workload": "job", "profile": True}, ["type bench pretrain --profile"]),
-        ({"workload": "scale", "vocab": 128}, ["--vocab", "bench scale"]),
-        ({"workload": "finetune", "rows": 4}, ["bench finetune", "type bench pretrain --rows 4"]),
-    ],
-)
-def test_a_request_that_makes_no_sense_is_refused_in_one_line(options, facts):
-    with pytest.raises(SpecError) as refused:
-        BenchRequest(**options)
-    message = str(refused.value)
-    assert "\n" not in message
-    assert [fact for fact in facts if fact not in message] == []
 
 
 # ---------------------------------------------------------------- results

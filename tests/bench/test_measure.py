@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from biphase.bench import compare, measure
-from biphase.bench.cases import FinetuneCase, Lengths, PretrainCase
-from biphase.bench.measure import MASK, OTHER, Dataset, StepClock
+from biphase.bench import measure
+from biphase.bench.cases import OTHER, FinetuneCase, Lengths, PretrainCase, kind_of
+from biphase.bench.measure import MASK, Dataset, StepClock
 from biphase.errors import BiphaseError
 from biphase.finetune.families import family_of
 from biphase.finetune.trial import batches_of, rows_of
@@ -85,7 +85,7 @@ KERNELS = [
 
 
 def test_the_kind_of_a_kernel_by_its_name():
-    assert [(measure.kind_of(name), name) for _, name in KERNELS] == KERNELS
+    assert [(kind_of(name), name) for _, name in KERNELS] == KERNELS
 
 
 # ---------------------------------------------------------------- the same tokens on both sides
@@ -119,19 +119,19 @@ def test_a_padded_batch_has_our_loss_with_the_same_weights(lengths):
     data = Dataset(case)
     family, finetuner = family_in(data, measure.CONTEXT), measure.finetuner_of(case, CPU)
     model = finetuner.fresh(family, 0)
-    peer = compare.PaddedModel(case)
+    peer = measure.PaddedModel(case)
     peer.trunk.load_state_dict(model.encoder.trunk.state_dict())
     peer.head.load_state_dict(model.head.state_dict())
     (batch,) = batches_of(family, 0, 0, finetuner.options)
-    texts = compare.labelled_texts(data)
-    theirs = peer(**compare.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]
+    texts = measure.labelled([torch.from_numpy(ids) for ids in data.ids], torch.from_numpy(data.labels))
+    theirs = peer(**measure.padded([texts[row] for row in rows_of(family, 0, 0)]))["loss"]
     ours = family.loss_sum(model, batch) / batch.count
     assert theirs.item() == pytest.approx(ours.item(), abs=1e-5)
 
 
 def test_the_trainers_rows_are_masked_as_ours():
     case = pretraining("mlm", packing="rows")
-    rows = compare.masked_rows(case)
+    rows = measure.masked_rows(case)
     batch = measure.stream_of(case).batch(measure.objective_of(case), torch.arange(3), step=0)
     assert torch.equal(torch.stack([rows[row]["input_ids"] for row in range(3)]), batch.ids)
     labels = torch.cat([rows[row]["labels"] for row in range(3)])
@@ -145,9 +145,9 @@ def test_the_trainers_model_has_our_loss_with_the_same_weights(objective):
     case = pretraining(objective, packing="rows")
     ours = measure.PretrainingSide(case, CPU)
     (batch,) = ours.batches(0)
-    peer = compare.peer_model(case)
+    peer = measure.peer_model(case)
     peer.load_state_dict(ours.model.model.state_dict())
-    rows = compare.masked_rows(case)
+    rows = measure.masked_rows(case)
     at = [next(n for n in range(len(rows)) if torch.equal(rows[n]["input_ids"], ids)) for ids in batch.ids]
     inputs = {name: torch.stack([rows[n][name] for n in at]) for name in ("input_ids", "labels")}
     torch.testing.assert_close(ours.loss_sum(batch) / batch.count, peer(**inputs).loss)

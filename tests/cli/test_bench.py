@@ -81,6 +81,13 @@ def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
         (("--size", "9m"), "known: 1m, 2m, 8m"),
         (("--precision", "fp8"), "'bf16', 'fp32'"),
         (("finetune", "--ratio", "0.3"), "type bench pretrain --ratio 0.3"),
+        (("scale", "--vocab", "128"), "--vocab means nothing to bench scale"),
+        (("job", "--profile"), "type bench pretrain --profile"),
+        (("job", "--steps", "1"), "--steps 2"),
+        (("pretrain", "--save"), "type bench scale --save"),
+        (("--save", "--size", "210m"), "leave out --size"),
+        (("--against", "optimus"), "known: trainer, trainer-compiled, none"),
+        (("--against", "none", "--against", "trainer"), "--against none stands alone"),
     ],
 )
 def test_wrong_options_are_refused_in_a_line(verb, words, said):

@@ -8,10 +8,10 @@ import pytest
 
 from biphase import CLM, MLM, Stage, Study
 from biphase.metadata import TRIAL
+from biphase.report.build import latex, markdown, render
 from biphase.report.content import collect
 from biphase.report.estimates import edges, estimate
 from biphase.report.evidence import gather
-from biphase.report.page.render import latex, markdown, render
 from biphase.study.ledger import finetunings
 
 
@@ -25,7 +25,6 @@ def test_one_seed_has_test_examples_and_what_is_missing_has_its_reason(invent, r
         assert low < score.seeds.mean < high
         assert ("one seed" in score.no_interval, score.no_examples) == (True, "")
     noise = found.families["clm", "QA"].noise
-    assert noise.widest is None
     assert (noise.pretraining_seeds, noise.finetuning_seeds) == (1, 1)
     every = frozenset(key for row in evidence.grids["clm", "squad"].keys for key in row)
     score = estimate(replace(evidence, bare=every)).tasks["clm", "squad"]

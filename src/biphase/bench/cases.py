@@ -7,6 +7,7 @@ the speeds fitted to them, which `biphase plan --device NAME` reads.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -25,9 +26,12 @@ NAMES = {OURS: OURS, "trainer": "Trainer", "trainer-compiled": "Trainer compiled
 PEER_ROWS = 12  # rows whose logits fit in memory for the Trainer at a vocabulary of 128,256
 
 # The workloads an option applies to; elsewhere it is refused, since ignoring it would measure something else.
-COUNTS_FOR = {
+APPLIES = {
     **dict.fromkeys(("objective", "ratio", "packing", "vocab", "length"), ("pretrain", "job")),
     "rows": ("pretrain", "job", "scale"),
+    "against": ("pretrain", "finetune"),
+    "profile": ("pretrain", "finetune", "scale"),
+    "save": ("scale",),
 }
 
 
@@ -97,29 +101,24 @@ class BenchRequest:
     def __post_init__(self) -> None:
         if self.size:
             STARTS[self.size]  # refuses an unknown name
-        workload = self.workload
-        unknown = sorted(set(self.against) - {*PEERS, NO_PEER})
+        peers = {*self.against} - {NO_PEER}
         refusals = {
-            f"--against {', '.join(unknown)} is not known; known: {', '.join(PEERS)}, none": unknown,
-            "--against none stands alone; leave it out, or leave out the others": (
-                NO_PEER in self.against and len(self.against) > 1
-            ),
-            f"--save keeps the cases of scale, not of {workload}; type bench scale --save": (
-                self.save and workload != "scale"
-            ),
+            f"--against {', '.join(sorted(peers))} is not known; known: {', '.join(PEERS)}, none": peers
+            - {*PEERS},
+            "--against none stands alone; leave it out, or leave out the others": len(peers)
+            < len({*self.against})
+            and peers,
+            f"--against: peers have SIZES, and {self.size} is none of them; leave out --against": peers
+            and self.size in CONFIGS,
             "--save needs every size of scale; leave out --size": self.save and self.size,
-            "--profile is of single steps; type bench pretrain --profile": self.profile and workload == "job",
-            f"--against: peers have SIZES, and {self.size} is none of them; leave out --against": (
-                self.size in CONFIGS and {*self.against} - {NO_PEER}
-            ),
-            "bench job has no peer; leave out --against": workload == "job" and {*self.against} - {NO_PEER},
-            "bench job is two jobs, each of a step or more; type --steps 2": workload == "job"
+            "bench job is two jobs, each of a step or more; type --steps 2": self.workload == "job"
             and self.steps == 1,
         }
-        for name, workloads in COUNTS_FOR.items():
-            value = getattr(self, name)
-            message = f"--{name} means nothing to bench {workload}; leave it out, or type bench pretrain --{name} {value}"
-            refusals[message] = value and workload not in workloads
+        for name, workloads in APPLIES.items():
+            value = peers if name == "against" else getattr(self, name)
+            typed = f"--{name}" if value is True or name == "against" else f"--{name} {value}"
+            message = f"--{name} means nothing to bench {self.workload}; leave it out, or type bench {workloads[0]} {typed}"
+            refusals[message] = value and self.workload not in workloads
         for message, wrong in refusals.items():
             if wrong:
                 raise SpecError(message)
@@ -446,6 +445,25 @@ def table(compared: list[Compared]) -> str:
             if timing.failed
         ]
     return "\n".join([*aligned(rows, left=2), *notes])
+
+
+# The first pattern found in a name decides. Names of fused kernels list the fused operations.
+KINDS = {
+    "attention": r"flash|fmha|sdpa|attention|attn",
+    "optimizer": r"adam|multi_tensor_apply|lpnorm|_foreach",
+    "loss": r"cross_entropy|softmax|logsumexp|nll_loss|xent",
+    "GEMMs": r"gemm|nvjet|cutlass|xmma|cublas|splitk|matmul|aten::(add|b|bad)?mm\b|scaled_mm|aten::linear",
+    "rotary": r"rotary|rotate|rope|_cos_|_sin_|_neg_",
+    "swiglu": r"swiglu|silu",
+    "norm": r"norm|rsqrt|rms_",
+    "copies": r"memcpy|memset|copy|(?<!broad)cast|fill|cat(?!ion)|clone|contiguous",
+}
+OTHER = "other"
+
+
+def kind_of(name: str) -> str:
+    """The kind of a kernel, or of a CPU operation, by its name."""
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, name.lower())), OTHER)
 
 
 def profile_table(profile: dict[str, float]) -> str:

@@ -158,7 +158,7 @@ def bench(
         packing=packing, rows=rows, vocab=vocab, length=length, steps=steps, against=tuple(against or ()),
         precision=precision, profile=profile, save=save,
     )  # fmt: skip
-    from biphase.bench.compare import run
+    from biphase.bench.measure import run
     from biphase.training.distributed import exit_now, join
 
     command, device = shlex.join(["biphase", *sys.argv[1:]]), join().device

@@ -1,9 +1,8 @@
 """The scores of a study with their intervals: every model on every task and on every family of tasks.
 
 A `Score` has several intervals, because each answers another question. The interval over fine-tuning seeds: would the
-same model give this score again on the same test set? Over test examples: would another test set give it? Over both:
-would either? Where a recipe was pretrained with several seeds, the interval over seeds covers those too, and
-`Estimate.covers` says so.
+same model give this score again on the same test set? Over test examples: would another test set give it? Where a
+recipe was pretrained with several seeds, the interval over seeds covers those too, and `Estimate.covers` says so.
 
 `edges` warns where the grid of learning rates was too narrow.
 """
@@ -34,8 +33,7 @@ class Score:
     by_seed: Floats  # (pretraining seeds, fine-tuning seeds); NaN: missing
     examples: tuple[float, float] | None  # bootstrap interval over test examples
     no_examples: str  # why there is no interval over examples, where there is a score
-    # for a family: variance components, and intervals over several sources of noise
-    noise: Decomposition | None
+    noise: Decomposition | None  # variance components of a family's score
     done: int  # finished trials
     of: int
     planned: bool  # whether trials are planned on each of its tasks

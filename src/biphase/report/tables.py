@@ -18,7 +18,6 @@ from biphase.report.evidence import Baseline, Evidence, ScoreGrid
 from biphase.report.figures.crossings import Gap
 from biphase.report.provenance import RunSummary
 from biphase.report.recipes import Model
-from biphase.report.statistics.intervals import of_scores
 from biphase.report.verdicts import Finding
 from biphase.text import SCALE, beside, exponent, interval, plain, rate, signed
 
@@ -152,12 +151,12 @@ def families(evidence: Evidence, estimates: Estimates) -> Table:
 
 NOISE = (
     "model", "family", "pretraining_seeds", "finetuning_seeds", "test_examples", "sd_pretraining_seed",
-    "sd_finetuning_seed", "sd_both_seeds", "sd_test_example", "sd_seeds_and_example", "covers", "low", "high",
+    "sd_finetuning_seed", "sd_both_seeds", "sd_test_example", "sd_seeds_and_example",
 )  # fmt: skip
 
 
 def noise(evidence: Evidence, estimates: Estimates) -> Table:
-    """The standard deviation from each source of noise in one family score, and the widest interval."""
+    """The standard deviation from each source of noise in one family score."""
     rows = []
     for name in evidence.models:
         for family in evidence.families:
@@ -166,11 +165,7 @@ def noise(evidence: Evidence, estimates: Estimates) -> Table:
                 continue
             counts = (parts.pretraining_seeds, parts.finetuning_seeds, parts.examples)
             deviations = (_percent(math.sqrt(component.single)) for component in parts.components)
-            over = ("", "", "")
-            if parts.widest:
-                widest = of_scores(parts.widest, evidence.least_score(evidence.families[family]))
-                over = (widest.covers, _percent(widest.low), _percent(widest.high))
-            rows.append((name, family, *map(str, counts), *deviations, *over))
+            rows.append((name, family, *map(str, counts), *deviations))
     return Table("noise", NOISE, tuple(rows))
 
 

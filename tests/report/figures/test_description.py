@@ -2,15 +2,9 @@
 
 import pytest
 
-from biphase.report.figures.description import (
-    PALETTES,
-    SHADES,
-    Meaning,
-    looks,
-)
+from biphase.report.figures.description import PALETTES, SHADES, Meaning, looks
 
 FURNITURE = ("text", "muted", "grid", "background")  # not for series
-LIGHT, DARK = PALETTES["light"], PALETTES["dark"]
 
 
 # Machado, Oliveira and Fernandes (2009), complete loss of one kind of cone; on linear light.
@@ -47,4 +41,4 @@ def test_series_of_one_objective_differ_in_grey_too(count):
     assert len({one.marker for one in made}) == count
     assert len({one.shade for one in made}) == min(count, len(SHADES))
     assert {(one.role, one.dash) for one in made} == {("mlm", "solid")}
-    assert all(one.colour in LIGHT for one in made)
+    assert all(one.colour in palette for one in made for palette in PALETTES.values())

@@ -29,79 +29,55 @@ def test_a_whole_study_has_every_figure_in_the_order_of_the_paper(by_id):
         assert [panel.y.title for panel in figure.panels] == [measured, "", "", ""]
 
 
-def test_objectives_by_size(by_id, drawn, paper):
-    models = paper[0].models
-    sizes = {float(models[f"{size}-clm-42k"].recipe.parameters): size for size in ("210m", "610m", "1b")}
-    figure = by_id["objectives"]
-    for family, panel in zip(REFERENCE.tasks, PANELS, strict=True):
-        for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40")):
-            expected = {
-                x: REFERENCE.published.family_mean(models[f"{size}-{word}-42k"].recipe, family) + 1
-                for x, size in sizes.items()
-            }
-            assert points(drawn(figure, panel, name)) == pytest.approx(expected)
-    both = drawn(figure, "Sequence classification", "CLM → MLM 40%")
-    assert list(both.y) == pytest.approx(
-        [88.85]
-    )  # the split nearest to a quarter, at the one size that has it
-    assert figure.panels[0].x.labels == ("210m", "610m", "1b")
-    assert figure.panels[0].x.scale == "log"
-
-
-def test_marks_are_the_papers_table(by_id, drawn, paper):
-    models = paper[0].models
-    for id, names in {
-        "objectives": ["210m-clm-42k", "610m-clm-42k", "1b-clm-42k", "210m-mlm40-42k", "610m-mlm40-42k", "1b-mlm40-42k", "610m-clm-10k-mlm40-42k"],
-        "continued": ["610m-clm-42k", "610m-mlm40-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for word in ("clm", "mlm40") for n in (54, 64))],
-        "efficiency": [f"610m-{word}-42k{step}" for word in ("clm", "mlm40") for step in ("-5000", "-40000", "")],
-    }.items():  # fmt: skip
-        for family, panel in zip(REFERENCE.tasks, PANELS, strict=True):
-            marks = drawn(by_id[id], panel, PAPER)
-            known = [REFERENCE.published.family_mean(models[name].recipe, family) for name in names]
-            assert sorted(marks.y) == sorted(known), (id, panel)
-            assert marks.look.hollow
-            assert marks.look.marker == "diamond"
-            assert marks.look.role == PAPER
-            assert not marks.low
-
-
 def of_budget(steps, *causal):
-    return [f"mlm40-{steps}k", *(f"clm-{n}k-mlm40-{steps}k" for n in causal), f"clm-{steps}k"]
+    return [f"610m-mlm40-{steps}k", *(f"610m-clm-{n}k-mlm40-{steps}k" for n in causal), f"610m-clm-{steps}k"]
 
 
-CURVES = {  # figure, series → role, x, models
-    **{
-        ("ratio", size): ("mlm", (20, 30, 40, 50), [f"{size}-mlm{r}-42k" for r in (20, 30, 40, 50)])
-        for size in ("210m", "610m", "1b")
-    },
-    **{
-        ("splits", f"{steps}k steps"): (
-            "clm-mlm",
-            (0, *(100 * n / steps for n in causal), 100),
-            [f"610m-{one}" for one in of_budget(steps, *causal)],
-        )
-        for steps, *causal in ((12, 3, 6, 9), (22, 5, 11, 17), (42, 10, 21, 32, 40))
-    },
-    **{
-        ("continued", name): (
-            role,
-            (0, 2_000, 12_000, 22_000),
-            [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))],
-        )
-        for name, word, role in (("CLM base", "clm", "clm-mlm"), ("MLM 40% base", "mlm40", "mlm"))
-    },
+CURVES = {  # figure, series → models
+    **{("objectives", name): [f"{size}-{word}-42k" for size in ("210m", "610m", "1b")]
+       for name, word in (("CLM", "clm"), ("MLM 40%", "mlm40"))},
+    ("objectives", "CLM → MLM 40%"): ["610m-clm-10k-mlm40-42k"],  # the split nearest to a quarter
+    **{("ratio", size): [f"{size}-mlm{ratio}-42k" for ratio in (20, 30, 40, 50)] for size in ("210m", "610m", "1b")},
+    **{("splits", f"{steps}k steps"): of_budget(steps, *causal)
+       for steps, *causal in ((12, 3, 6, 9), (22, 5, 11, 17), (42, 10, 21, 32, 40))},
+    **{("continued", name): [f"610m-{word}-42k", *(f"610m-{word}-dec42k-mlm40-{n}k" for n in (44, 54, 64))]
+       for name, word in (("CLM base", "clm"), ("MLM 40% base", "mlm40"))},
+    ("efficiency", "CLM"): [f"610m-clm-42k-{step}" for step in (1000, 2000, 5000, 10000, 20000, 40000)],
+}  # fmt: skip
+PLACES = {  # figure → where a model stands
+    "objectives": lambda recipe: recipe.parameters,
+    **dict.fromkeys(("ratio", "robustness"), lambda recipe: 100 * recipe.ratio),
+    "splits": lambda recipe: 100 * recipe.causal_share,
+    "continued": lambda recipe: recipe.continued,
+    "efficiency": lambda recipe: recipe.tokens,
 }
 
 
-@pytest.mark.parametrize(("figure", "name"), CURVES)
-def test_curves_show_their_models(by_id, drawn, mean_of, paper, figure, name):
-    role, xs, models = CURVES[figure, name]
-    for panel, task in (("Sequence classification", "sst2"), ("Retrieval", "nq")):
-        series = drawn(by_id[figure], panel, name)
-        means = [mean_of(paper[0].models[one], paper[0].tasks[task]) for one in models]
-        assert series.x == pytest.approx(xs)
-        assert list(series.y) == pytest.approx(means)
-        assert series.look.role == role
+def named_in(series):
+    """The models that the hover texts of a series name."""
+    return [text.split("\n")[0] for text in series.hover]
+
+
+@pytest.mark.parametrize("id", PLACES)
+def test_points_are_the_means_of_the_models_they_name_and_marks_the_papers(by_id, mean_of, paper, id):
+    models, figure = paper[0].models, by_id[id]
+    for (family, tasks), panel in zip(paper[0].families.items(), figure.panels, strict=True):
+        ours = [series for series in panel.series if series.name != PAPER]
+        for series in ours:
+            of = [models[name] for name in named_in(series)]
+            assert list(series.x) == pytest.approx([PLACES[id](model.recipe) for model in of])
+            assert list(series.y) == pytest.approx([mean_of(model, paper[0].tasks[tasks[0]]) for model in of])
+        drawn = {name for series in ours for name in named_in(series)}
+        known = {REFERENCE.published.family_mean(models[name].recipe, family) for name in drawn} - {None}
+        marks = [series for series in panel.series if series.name == PAPER]
+        assert {y for series in marks for y in series.y} == known
+        looks = {(one.look.role, one.look.marker, one.look.hollow, one.low) for one in marks}
+        assert looks <= {(PAPER, "diamond", True, ())}
+
+
+@pytest.mark.parametrize(("id", "name"), CURVES)
+def test_curves_join_their_models(by_id, drawn, id, name):
+    assert named_in(drawn(by_id[id], "Sequence classification", name)) == CURVES[id, name]
 
 
 def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn, paper):
@@ -112,14 +88,9 @@ def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn
     costs = [cost(evidence.plan, evidence.store, name) for name in names]
     series = drawn(figure, "Retrieval", "CLM")
     assert series.views == (tuple(float(one.tokens) for one in costs), tuple(one.flops for one in costs))
-    assert series.x == series.views[0]
-    ends = [
-        one
-        for one in figure.panels[0].series
-        if one.look.hollow and one.name != PAPER and one.draws == "points"
-    ]
+    hollow = [one for one in figure.panels[0].series if one.look.hollow and one.name != PAPER]
+    ends = [one for one in hollow if one.draws == "points"]
     assert [one.x for one in ends] == [(42_000 * 2_359_296.0,)] * 2
-    assert {one.look.role for one in ends} == {"clm", "mlm"}
 
 
 def test_rates_show_every_rate_of_the_middle_size(by_id, drawn, paper):

@@ -1,7 +1,6 @@
 """The drawing of figures: the numbers that were described, on the page and in print, and no text that is code."""
 
 import itertools
-import re
 import subprocess
 import sys
 import time
@@ -10,7 +9,6 @@ import pytest
 import vl_convert
 
 from biphase.report.figures.description import (
-    PALETTES,
     Axis,
     Figure,
     Panel,
@@ -100,18 +98,6 @@ def test_panels_stand_in_a_row_and_on_a_phone_below_each_other(by_id):
 
 
 # ---------------------------------------------------------------- colours and texts
-
-
-def test_every_colour_is_a_name_of_both_palettes(by_id):
-    names = {
-        name
-        for figure in by_id.values()
-        for text in expressions(specification(figure))
-        for name in re.findall(r"palette\['([^']*)'\]", text)
-    }
-    assert {"clm", "mlm", "text", "grid", "muted", "paper"} <= names
-    for palette in PALETTES.values():
-        assert names <= palette.keys()
 
 
 EVIL = "'] + alert(1) + ['<a href=x>\"\\"

@@ -1,4 +1,4 @@
-"""Moderated variances, contrasts of cells, and claims of several parts."""
+"""Moderated variances, contrasts of cells, claims of several parts, comparisons with the best, planned looks."""
 
 import math
 
@@ -9,14 +9,15 @@ from scipy import stats
 from biphase.report.statistics.moderated import (
     Cells,
     ClaimTest,
+    Looks,
     as_estimate,
     cells_of,
+    contenders,
     contrast_of,
+    dunnett,
     every,
     holm_distinct,
-    moderate,
     seed_values,
-    trigamma_inverse,
 )
 
 
@@ -31,13 +32,6 @@ def contrast(cells, weights, margin=0.0, level=0.95):
     w = np.asarray(weights, dtype=float)[used]
     variances = w**2 * cells.variance[used] / np.maximum(cells.n[used], 1)
     return contrast_of(np.sum(w * cells.mean[used]), variances, cells.df[used], margin, level)
-
-
-def test_trigamma_is_inverted():
-    x = np.geomspace(0.2, 500, 20)
-    from scipy.special import polygamma
-
-    assert trigamma_inverse(polygamma(1, x)) == pytest.approx(x, rel=1e-6)
 
 
 def test_equal_variances_borrow_and_unequal_ones_do_not():
@@ -56,19 +50,14 @@ def test_a_noisy_cell_stays_noisy():
     assert np.median(cells.variance[:, 9]) > 30
 
 
-def test_scale_and_order_do_not_matter():
-    values = drawn([1, 2, 0.5, 1, 3], studies=5)
+def test_neither_scale_nor_order_nor_other_studies_matter():
+    values = drawn([1, 2, 0.5, 1, 3], studies=3)
     cells, scaled, turned = cells_of(values), cells_of(100 * values + 7), cells_of(values[:, ::-1])
     assert scaled.variance == pytest.approx(1e4 * cells.variance, rel=1e-6)
     assert scaled.df == pytest.approx(cells.df, rel=1e-6)
     assert turned.variance[:, ::-1] == pytest.approx(cells.variance, rel=1e-9)
-
-
-def test_many_studies_at_once_are_each_of_them():
-    values = drawn([1, 2, 0.5, 1, 3], studies=3)
-    together = cells_of(values)
     for one, study in enumerate(values):
-        assert cells_of(study).variance == pytest.approx(together.variance[one], rel=1e-9)
+        assert cells_of(study).variance == pytest.approx(cells.variance[one], rel=1e-9)
 
 
 def test_single_and_equal_values_get_the_variance_of_the_others():
@@ -163,44 +152,94 @@ def test_every_part_must_hold_and_any_refutes():
     assert math.isnan(every([math.nan], [math.nan]).reproduced)
 
 
-def claim(reproduced, refuted=1.0):
-    return ClaimTest(reproduced, refuted, 1, 0)
+@pytest.mark.parametrize(
+    ("claims", "adjusted"),
+    [
+        ([(0.01, "a"), (0.02, "b")], [0.02, 0.02]),
+        (
+            [(0.01, "a"), (0.02, "b"), (0.02, "ab"), (0.01, "a")],
+            [0.02] * 4,
+        ),  # what is repeated is not counted
+        ([(0.01, "a"), (0.2, "a")], [0.01, 0.2]),  # with a premise: no surer than its premise
+        ([(0.2, "a"), (0.01, "a")], [0.2, 0.01]),
+        ([(0.01, "a"), (0.02, "ab")], [0.02, 0.02]),  # a part of its own
+        ([(0.03, "a"), (0.02, "ab")], [0.04, 0.04]),
+        ([(math.nan, "a"), (0.04, "b")], [math.nan, 0.04]),  # not tested, so not counted
+    ],
+)
+def test_distinct_claims_are_corrected_for(claims, adjusted):
+    tests = [ClaimTest(reproduced, 1.0, 1, 0) for reproduced, _ in claims]
+    found = holm_distinct(tests, [frozenset(parts) for _, parts in claims])
+    assert [reproduced for reproduced, _ in found] == pytest.approx(adjusted, nan_ok=True)
 
 
-def test_repeated_claims_are_counted_once():
-    tests = [claim(0.01), claim(0.02), claim(0.02), claim(0.01)]
-    parts = [frozenset("a"), frozenset("b"), frozenset("ab"), frozenset("a")]
-    reproduced = [one for one, _ in holm_distinct(tests, parts)]
-    assert reproduced == pytest.approx([0.02, 0.02, 0.02, 0.02])
-    alone = holm_distinct(tests[:2], parts[:2])
-    assert [one for one, _ in alone] == pytest.approx([0.02, 0.02])
+# ---------------------------------------------------------------- comparisons with the best
 
 
-def test_a_repeated_claim_with_a_premise_is_no_surer_than_its_premise():
-    adjusted = holm_distinct([claim(0.01), claim(0.2)], [frozenset("a"), frozenset("a")])
-    assert [one for one, _ in adjusted] == pytest.approx([0.01, 0.2])
-    turned = holm_distinct([claim(0.2), claim(0.01)], [frozenset("a"), frozenset("a")])
-    assert [one for one, _ in turned] == pytest.approx([0.2, 0.01])
+@pytest.mark.parametrize(
+    ("others", "df", "critical"),  # Dunnett 1955, one-sided 5%
+    [(1, 5, 2.02), (2, 5, 2.44), (4, 5, 2.85), (3, 10, 2.34), (5, 20, 2.39), (9, 60, 2.48)],
+)
+def test_critical_values_are_those_of_the_tables(others, df, critical):
+    assert dunnett(np.full(others, math.sqrt(0.5)), df) == pytest.approx(critical, abs=0.006)
 
 
-def test_a_claim_with_a_part_of_its_own_is_counted():
-    tests = [claim(0.01), claim(0.02)]
-    adjusted = holm_distinct(tests, [frozenset("a"), frozenset("ab")])
-    assert [one for one, _ in adjusted] == pytest.approx([0.02, 0.02])
-    assert holm_distinct([claim(0.03), claim(0.02)], [frozenset("a"), frozenset("ab")])[0][
-        0
-    ] == pytest.approx(0.04)
+def test_critical_values_lie_between_one_comparison_and_independent_ones():
+    one, many = stats.t.ppf(0.95, 8), stats.t.ppf(1 - 0.05 / 4, 8)
+    for loadings in ([0.1, 0.1, 0.1, 0.1], [0.9, 0.5, 0.2, 0.7], [0.99, 0.99, 0.99, 0.99]):
+        assert one < dunnett(np.array(loadings), 8) < many + 1e-3
 
 
-def test_untested_claims_do_not_count():
-    none = every([math.nan], [math.nan])
-    adjusted = holm_distinct([none, claim(0.04)], [frozenset("a"), frozenset("b")])
-    assert math.isnan(adjusted[0][0])
-    assert adjusted[1][0] == pytest.approx(0.04)
+@pytest.mark.parametrize(
+    ("means", "best"), [([90, 80, 79], (0,)), ([80.14, 80, 70], (0, 1)), ([80, math.nan, 70], (0,))]
+)
+def test_the_contenders_are_those_close_to_the_best(means, best):
+    n = np.where(np.isnan(means), 0.0, 3.0)
+    assert contenders(Cells(np.array(means), np.ones(3), np.full(3, 20.0), n)) == best
 
 
-def test_moderating_nothing_changes_little():
-    """One cell alone keeps about its own variance and degrees of freedom."""
-    variance, df = moderate(np.array([2.0]), 4.0)
-    assert variance[0] == pytest.approx(2.0, rel=0.05)
-    assert df[0] == pytest.approx(4.0, rel=0.35)
+def test_a_single_model_is_compared_with_none():
+    with pytest.raises(ValueError, match="fewer than two"):
+        contenders(Cells(*(np.array([number]) for number in (80.0, 1.0, 9.0, 3.0))))
+
+
+@pytest.mark.parametrize("lead", [0, 3])
+def test_the_best_is_among_the_contenders(lead):
+    """Five models, the first ahead by so many sd; three rates, of which the first is the reported one."""
+    chance = np.random.default_rng([lead, 0, 0, 0, 0])
+    values = np.array([lead, 0, 0, 0, 0.0])[:, None, None] + chance.normal(size=(60, 5, 3, 3))
+    cells = cells_of(values[:, :, 0], values.reshape(60, -1, 3))
+    studies = zip(cells.mean, cells.variance, cells.df, cells.n, strict=True)
+    share = np.mean([0 in contenders(Cells(*arrays)) for arrays in studies])
+    assert share >= 0.95 - 3 * math.sqrt(0.05 / 60)
+
+
+# ---------------------------------------------------------------- planned looks
+
+
+@pytest.mark.parametrize("seeds", [(3, 5, 10), (2, 3, 5), (3, 4, 5, 6, 8, 10)])
+def test_looks_spend_the_whole_error_rate_and_no_more(seeds):
+    levels = {one: Looks(seeds).level(one) for one in seeds}
+    assert sum(levels.values()) == pytest.approx(0.05)
+    assert min(levels.values()) > 0
+    values = np.random.default_rng(0).normal(size=(20_000, seeds[-1]))
+    p = [
+        stats.ttest_1samp(values[:, :one], 0, axis=1, alternative="greater").pvalue <= levels[one]
+        for one in seeds
+    ]
+    assert np.any(p, axis=0).mean() < 0.05 + 3 * math.sqrt(0.05 / 20_000)
+
+
+def test_the_spending_of_looks_is_that_of_the_literature():
+    looks = Looks((1 * 2, 2 * 2, 3 * 2, 4 * 2, 5 * 2), alpha=0.025)
+    spent = [looks.spent(one) for one in looks.seeds]
+    # Lan and DeMets 1983: five equal looks, one-sided 0.025
+    assert spent == pytest.approx([0.00000, 0.00039, 0.00381, 0.01221, 0.02500], abs=2e-5)
+
+
+@pytest.mark.parametrize("seeds", [(), (1, 3), (5, 3), (3, 3)])
+def test_looks_that_make_no_sense_are_refused(seeds):
+    with pytest.raises(ValueError, match="increasing"):
+        Looks(seeds)
+    with pytest.raises(ValueError, match="3, 5"):
+        Looks((3, 5)).level(4)

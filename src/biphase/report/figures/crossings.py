@@ -17,11 +17,9 @@ from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Evidence, Floats
 from biphase.report.figures.description import (
     PAPER,
-    PAPER_LOOK,
     Axis,
     Figure,
     Meaning,
-    Numbers,
     Panel,
     Series,
     Style,
@@ -34,6 +32,7 @@ from biphase.report.figures.description import (
     on_log,
     usual,
 )
+from biphase.report.figures.scores import paper_series
 from biphase.report.recipes import Model, run_of
 from biphase.report.statistics.curves import Located, crossing, fit_each
 from biphase.report.statistics.intervals import Estimate, over_seeds
@@ -149,7 +148,7 @@ def crossings_figure(evidence: Evidence, every: list[Gap]) -> Figure | None:
     series_of = {
         family: [
             *(series for gap in of_family for series in _series(gap, styles[_line(gap)])),
-            *_marks(published.get(family, [])),
+            *paper_series(((x, y, f"{signed(y)} points") for x, y in published.get(family, [])), "both"),
         ]
         for family, of_family in grouped(every, lambda gap: gap.family).items()
     }
@@ -217,13 +216,3 @@ def _series(gap: Gap, look: Style) -> list[Series]:
             if len(gap.table) > 1
         ),
     ]
-
-
-def _marks(values: list[tuple[Numbers, float]]) -> list[Series]:
-    """The paper's gaps, given as x in each view and points."""
-    if not values:
-        return []
-    places, points = zip(*values, strict=True)
-    views = tuple(zip(*places, strict=True))
-    hover = tuple(f"the paper: {signed(one)} points" for one in points)
-    return [Series(PAPER, PAPER_LOOK, views[0], points, hover=hover, views=views)]

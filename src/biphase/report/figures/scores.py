@@ -63,6 +63,7 @@ class Point:
 
     x: Numbers
     model: Model
+    lr: float | None = None  # None: each seed at the rate that its validation scores chose
 
 
 @dataclass(frozen=True)
@@ -75,6 +76,7 @@ class ScoreLine:
     draws: Draws = "both"
     legend: bool = True
     seeds: bool = False  # draw each seed as a small circle beside its mean
+    band: bool = False  # draw intervals as an area
     hollow: bool = False
     tail: bool = False  # thin and dotted: it only leads to a point
 
@@ -99,15 +101,19 @@ def score_figure(
     styles = looks([line.meaning for line in lines])
     panels: list[Panel] = []
     covers: dict[str, None] = {}
-    every: dict[tuple[str, str], bool] = {}  # (family, model) → whether its score is known
+    every: dict[
+        tuple[str, str, float | None], bool
+    ] = {}  # (family, model, rate) → whether its score is known
     lonely: list[str] = []  # families without a panel
     for family, tasks in evidence.families.items():
         series: list[Series] = []
         redrawn: list[Series] = []
         joined = all(line.draws == "points" for line in lines)
         for line, look in zip(lines, styles, strict=True):
-            scores = [(point, estimates.families[point.model.name, family]) for point in line.points]
-            every |= {(family, score.model): score.known for _, score in scores if score.planned}
+            scores = [(point, _score(evidence, estimates, point, family)) for point in line.points]
+            every |= {
+                (family, score.model, point.lr): score.known for point, score in scores if score.planned
+            }
             known = [(point, score) for point, score in scores if score.known]
             joined = joined or len(known) > 1
             if known:
@@ -118,28 +124,36 @@ def score_figure(
         if series and not joined:
             lonely.append(name)
         elif series:
-            marks = _paper_marks(evidence.published, lines, family)
+            marks = _paper_marks(evidence.published, lines, family, tasks)
             y = Axis("" if panels else SCORE)
             panels.append(Panel(name.capitalize(), x, y, (*marks, *series, *redrawn), verticals))
-    notes = _notes(panels, "Bars", covers, "the paper's values")
+    over = listed(list(covers))
+    intervals = "Areas" if any(line.band for line in lines) else "Bars"
+    notes = [f"{intervals} are 95% intervals over {over}." if over else "One seed: no intervals."]
+    notes += ["Each panel has its own scale."] * (len(panels) > 1)
+    at_rates = any(point.lr is not None for line in lines for point in line.points)
+    if any(series.name == PAPER for panel in panels for series in panel.series):
+        marks_are = "single runs of the paper" if at_rates else "the paper's values"
+        notes.append(f"Hollow diamonds are {marks_are}.")
     if lonely:
         notes.append(f"Not drawn, with fewer than two points: {listed(lonely)}.")
     missing = sum(not known for known in every.values())
     if missing:
-        notes.append(
-            f"{missing} of {counted(len(every), 'point')} {'is' if missing == 1 else 'are'} missing: "
-            "not computed, or not for every learning rate of a seed."
-        )
+        why = "not computed" if at_rates else "not computed, or not for every learning rate of a seed"
+        are = "is" if missing == 1 else "are"
+        notes.append(f"{missing} of {counted(len(every), 'point')} {are} missing: {why}.")
     return Figure(id, title, " ".join([caption, *notes]), tuple(panels), views) if panels else None
 
 
-def _notes(panels: list[Panel], intervals: str, covers: Iterable[str], marks: str) -> list[str]:
-    """Caption text about intervals, scales and the paper's marks."""
-    over = listed(list(covers))
-    notes = [f"{intervals} are 95% intervals over {over}." if over else "One seed: no intervals."]
-    notes += ["Each panel has its own scale."] * (len(panels) > 1)
-    marked = any(series.name == PAPER for panel in panels for series in panel.series)
-    return notes + [f"Hollow diamonds are {marks}."] * marked
+def _score(evidence: Evidence, estimates: Estimates, point: Point, family: str) -> Score:
+    """The score of a point's model on a family, at the point's learning rate if it has one."""
+    score, tasks = estimates.families[point.model.name, family], evidence.families[family]
+    if point.lr is None:
+        return score
+    lrs = evidence.grids[point.model.results[0], tasks[0]].lrs
+    every = np.mean([evidence.by_rate(point.model, task) for task in tasks], axis=0)  # (P, rates, F)
+    by_seed = every[:, [lr == point.lr for lr in lrs]].reshape(len(every), -1)
+    return replace(score, seeds=of_scores(across(by_seed), evidence.least_score(tasks)), by_seed=by_seed)
 
 
 def _of_other_roles(
@@ -167,7 +181,8 @@ def _series(evidence: Evidence, line: ScoreLine, look: Style, known: Known, task
         draws=line.draws,
         low=() if joins else low,
         high=() if joins else high,
-        hover=tuple(hover(evidence, point.model, score, tasks) for point, score in known),
+        band=line.band,
+        hover=tuple(_hover(evidence, point, score, tasks) for point, score in known),
         views=views,
         legend=line.legend,
     )
@@ -203,17 +218,24 @@ def _seeds(line: ScoreLine, look: Style, known: Known) -> list[Series]:
     ]
 
 
-def _paper_marks(published: Published, lines: Iterable[ScoreLine], family: str) -> list[Series]:
-    """The paper's values of the drawn recipes."""
-    found = {}
+def _paper_marks(
+    published: Published, lines: Iterable[ScoreLine], family: str, tasks: tuple[str, ...]
+) -> list[Series]:
+    """The paper's values of the drawn recipes; at learning rates its single runs, if the family has one task here."""
+    found: dict[tuple[Numbers, float], str] = {}
     for point in (point for line in lines for point in line.points):
-        value = published.family_mean(point.model.recipe, family)
-        if value is not None:
-            found[point.x, value] = point.x, value, f"{fixed(value)}%\n{point.model.recipe.words()}"
-    return _marks(found.values())
+        recipe = point.model.recipe
+        if point.lr is None:
+            value = published.family_mean(recipe, family)
+            if value is not None:
+                found[point.x, value] = f"{fixed(value)}%\n{recipe.words()}"
+        elif len(tasks) == 1:
+            for lr, value in published.at_rates(recipe, tasks[0]).items():
+                found[(lr,), value] = f"{fixed(value)}%, one run\n{recipe.words()}\nlearning rate {rate(lr)}"
+    return paper_series((x, y, text) for (x, y), text in found.items())
 
 
-def _marks(values: Iterable[tuple[Numbers, float, str]]) -> list[Series]:
+def paper_series(values: Iterable[tuple[Numbers, float, str]], draws: Draws = "points") -> list[Series]:
     """A series of published values, given as x in each view, y and hover text; empty if there are none."""
     known = list(values)
     if not known:
@@ -221,14 +243,17 @@ def _marks(values: Iterable[tuple[Numbers, float, str]]) -> list[Series]:
     places, y, texts = zip(*known, strict=True)
     views = tuple(zip(*places, strict=True))
     hover = tuple(f"the paper: {text}" for text in texts)
-    return [Series(PAPER, PAPER_LOOK, views[0], y, draws="points", hover=hover, views=views)]
+    return [Series(PAPER, PAPER_LOOK, views[0], y, draws=draws, hover=hover, views=views)]
 
 
-def hover(evidence: Evidence, model: Model, score: Score, tasks: tuple[str, ...]) -> str:
+def _hover(evidence: Evidence, point: Point, score: Score, tasks: tuple[str, ...]) -> str:
     """The hover text of a point; of the learning rates, how often validation chose each: "5e-5 ×9, 1e-4 ×6"."""
+    model = point.model
     seeds = counted(score.seeds.n, "seed")
     covers = f", interval over {score.seeds.covers}" if math.isfinite(score.seeds.low) else ""
     lines = [model.name, model.recipe.words(), with_half(score.seeds), f"{seeds}{covers}"]
+    if point.lr is not None:
+        return "\n".join([*lines, f"learning rate {rate(point.lr)}"])
     grids = [evidence.grids[result, task] for result in model.results for task in tasks]
     chosen = Counter(grid.lrs[row] for grid in grids for row in grid.chosen.values())
     if chosen:
@@ -363,77 +388,38 @@ def rates_figure(evidence: Evidence, estimates: Estimates) -> Figure | None:
         return None
     models, size = _rate_models(evidence)
     ticks = tuple(sorted(finetune.lrs))
+    lines = [
+        ScoreLine(
+            name,
+            Meaning(role_of(model.recipe), (suffix, name)),
+            tuple(Point((lr,), model, lr) for lr in ticks),
+            band=True,
+        )
+        for name, suffix, model in models
+    ]
     x = Axis("learning rate", "log", ticks, tuple(map(rate, ticks)))
-    panels: list[Panel] = []
-    every: list[Estimate] = []
-    for family, tasks in evidence.families.items():
-        series: list[Series] = []
-        for name, look, model in models:
-            at = _by_rate(evidence, model, tasks)
-            every += at.values()
-            known = {lr: seeds for lr, seeds in at.items() if math.isfinite(seeds.mean)}
-            if known:
-                series.append(_rate_series(name, look, model, known))
-        if series:
-            marks = _paper_rate_marks(evidence.published, [model for *_, model in models], tasks)
-            y = Axis("" if panels else SCORE)
-            panels.append(Panel(FAMILIES[family].name.capitalize(), x, y, (*marks, *series)))
-    covers = dict.fromkeys(seeds.covers for seeds in every if math.isfinite(seeds.low))
-    caption = [f"Fine-tuning at each learning rate, {size}; no rate is chosen here."]
-    caption += _notes(panels, "Areas", covers, "single runs of the paper")
-    missing = sum(not math.isfinite(seeds.mean) for seeds in every)
-    caption += [f"{missing} of {counted(len(every), 'point')} missing."] * bool(missing)
+    caption = f"Fine-tuning at each learning rate, {size}; no rate is chosen here."
     title = "How delicate is the learning rate?"
-    return Figure("rates", title, " ".join(caption), tuple(panels)) if panels else None
+    return score_figure(evidence, estimates, lines, x, "rates", title, caption)
 
 
-def _rate_models(evidence: Evidence) -> tuple[list[tuple[str, Style, Model]], str]:
-    """Legend name, style and model of one model of each objective at the middle size, and that size.
+def _rate_models(evidence: Evidence) -> tuple[list[tuple[str, str, Model]], str]:
+    """Legend name, setting and model of one model of each objective at the middle size, and that size.
 
     If nothing was pretrained, all scored models.
     """
     done = {result for (result, _), grid in evidence.grids.items() if grid.done}
     scored = [model for model in evidence.models.values() if done & {*model.results}]
     sizes = by_size(ends(scored))
-    size = list(sizes)[len(sizes) // 2] if sizes else "models as they are"
-    if sizes:
-        chosen = [
-            (f"{objective_name(model.recipe)}{suffix}", suffix, model)
-            for suffix, group in by_setting(sizes[size]).items()
-            for model in standing_for(group)
-        ]
-    else:
-        chosen = [(model.name, "", model) for model in scored if not model.recipe.spans]
-    styles = looks([Meaning(role_of(model.recipe), (suffix, name)) for name, suffix, model in chosen])
-    return [(name, look, model) for (name, _, model), look in zip(chosen, styles, strict=True)], size
-
-
-def _by_rate(evidence: Evidence, model: Model, tasks: tuple[str, ...]) -> dict[float, Estimate]:
-    """Rate → the mean over tasks for each seed, with its interval."""
-    scores = np.mean([evidence.by_rate(model, task) for task in tasks], axis=0)  # (P, rates, F)
-    lrs = evidence.grids[model.results[0], tasks[0]].lrs
-    least = evidence.least_score(tasks)
-    return {lr: of_scores(across(scores[:, place]), least) for place, lr in enumerate(lrs)}
-
-
-def _rate_series(name: str, look: Style, model: Model, known: dict[float, Estimate]) -> Series:
-    hover = tuple(
-        f"{model.name}\nlearning rate {rate(lr)}\n{with_half(seeds)}\n{counted(seeds.n, 'seed')}"
-        for lr, seeds in known.items()
-    )
-    low, mean, high = _percents(known.values())
-    return Series(name, look, tuple(known), mean, low=low, high=high, band=True, hover=hover)
-
-
-def _paper_rate_marks(published: Published, models: list[Model], tasks: tuple[str, ...]) -> list[Series]:
-    """The paper's single runs, if the family has one task here and it is their dataset."""
-    return _marks(
-        ((lr,), y, f"{fixed(y)}%, one run\n{model.recipe.words()}\nlearning rate {rate(lr)}")
-        for model in models
-        for task in tasks
-        for lr, y in published.at_rates(model.recipe, task).items()
-        if len(tasks) == 1
-    )
+    if not sizes:
+        return [(model.name, "", model) for model in scored if not model.recipe.spans], "models as they are"
+    size = list(sizes)[len(sizes) // 2]
+    chosen = [
+        (f"{objective_name(model.recipe)}{suffix}", suffix, model)
+        for suffix, group in by_setting(sizes[size]).items()
+        for model in standing_for(group)
+    ]
+    return chosen, size
 
 
 # ---------------------------------------------------------------- splits

@@ -121,5 +121,9 @@ document.addEventListener("click", event => {
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);
+// Served by `report --watch`, the page reloads itself, but not while somebody reads an opened claim or types a filter.
+if (["127.0.0.1", "localhost"].includes(location.hostname)) setInterval(() => {
+  if (!one("details[open], [aria-expanded=true], input:focus")) location.reload();
+}, 10_000);
 fillBar();
 openTarget();

@@ -4,8 +4,6 @@ The score of a cell (one pretraining seed, one fine-tuning seed) is the mean ove
 scored on the same examples. The mean squares of the table of scores estimate the effect of seeds. The covariance of
 the cells over examples estimates what another test set would change, and how much of the apparent effect of seeds is
 due to this test set. Variances are estimated by the method of moments; a negative estimate is reported as 0.
-
-`decompose` returns the components, and the interval that covers the most sources.
 """
 
 from __future__ import annotations
@@ -18,19 +16,7 @@ from typing import Literal, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from biphase.report.statistics.intervals import (
-    Estimate,
-    Floats,
-    Reach,
-    across,
-    both,
-    crossed,
-    estimate,
-    joined,
-    kept,
-    over_seeds,
-    students,
-)
+from biphase.report.statistics.intervals import Floats, kept
 
 Values = NDArray[np.float32] | NDArray[np.float64]
 Source = Literal[
@@ -55,45 +41,15 @@ class Component:
 
 @dataclass(frozen=True)
 class Decomposition:
-    """The variance components of a score, and the interval of its mean that covers the most of them."""
+    """The variance components of a score."""
 
     pretraining_seeds: int
     finetuning_seeds: int
     examples: int
     components: tuple[Component, ...]
-    widest: (
-        Estimate | None
-    )  # over all sources, or else fine-tuning seeds and test examples; None: neither is known
 
 
-@dataclass(frozen=True)
-class Squares:
-    """Mean squares divided by the number of cells: the variance that a source and all finer ones add to the mean."""
-
-    pretraining: float
-    finetuning: float
-    seeds: float  # residual
-    examples: tuple[tuple[float, int], ...]  # of each task: variance, degrees of freedom
-    pretraining_examples: float
-    finetuning_examples: float
-    rest: float
-
-    @property
-    def overlap(self) -> float:
-        """The variance contained in both the seed terms and the example terms, which must not be counted twice."""
-        return max(0.0, self.pretraining_examples + self.finetuning_examples - self.rest)
-
-    @property
-    def redrawn(self) -> float:
-        """The variance of the mean over test sets, with the seeds fixed."""
-        return sum(variance for variance, _ in self.examples)
-
-    def reach(self, alpha: float) -> float:
-        """The squared half width over test sets. Tasks differ in degrees of freedom, so each has its own quantile."""
-        return sum(students(variance, df)(alpha) for variance, df in self.examples)
-
-
-def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decomposition:
+def decompose(values: Values | Sequence[Values]) -> Decomposition:
     """Decompose the noise of one model, or of a paired difference.
 
     Values have the shape (pretraining seeds, fine-tuning seeds, examples). A fourth axis of length three holds counts
@@ -112,13 +68,11 @@ def decompose(values: Values | Sequence[Values], level: float = 0.95) -> Decompo
             "no fine-tuning seed is complete for all pretraining seeds: there is nothing to decompose"
         )
     table = scores[np.ix_(rows, columns)]
-    squares = _squares(table, [one[np.ix_(rows, columns)] for one in cells])
     return Decomposition(
         pretraining_seeds=len(table),
         finetuning_seeds=table.shape[1],
         examples=sum(one.shape[2] for one in cells),
-        components=_components(squares, *table.shape),
-        widest=_widest(squares, table, level),
+        components=_components(table, [one[np.ix_(rows, columns)] for one in cells]),
     )
 
 
@@ -176,86 +130,51 @@ def _below(values: Floats, weights: Floats) -> Floats:
     return (of_each.cumsum() - of_each / 2)[which] / len(values)
 
 
-def _squares(table: Floats, tasks: list[Floats]) -> Squares:
-    """The mean squares. Each is a projection of the cells: onto the means over a factor, or onto the deviations."""
+def _components(table: Floats, tasks: list[Floats]) -> tuple[Component, ...]:
+    """Solve the expected mean squares of the table of scores, and of their covariance over examples, for the variances.
+
+    A mean square is divided by the number of cells: it is the variance that a source and all finer ones add to the mean.
+    """
     pretrained, tuned = table.shape
+    cells = table.size
 
     def square(of: Floats, pretraining: bool, finetuning: bool) -> float:
+        """A projection of the cells: onto the means over a factor, or onto the deviations."""
         df = (pretrained - 1 if pretraining else 1) * (tuned - 1 if finetuning else 1)
         if df == 0:
             return 0.0
         projection = np.kron(_projection(pretrained, pretraining), _projection(tuned, finetuning))
-        return float((projection * of).sum()) / df / table.size
+        return float((projection * of).sum()) / df / cells
 
     deviations = (table - table.mean()).reshape(-1)
     seen = np.outer(deviations, deviations)
     # Covariance of the cells' scores over test sets of this size; different tasks are independent.
-    redrawn = [
-        np.atleast_2d(np.cov(one.reshape(table.size, -1))) / (one.shape[2] * len(tasks) ** 2) for one in tasks
-    ]
-    every = np.sum(redrawn, axis=0)
-    return Squares(
-        pretraining=square(seen, True, False),
-        finetuning=square(seen, False, True),
-        seeds=square(seen, True, True),
-        examples=tuple(
-            (square(one, False, False), task.shape[2] - 1) for one, task in zip(redrawn, tasks, strict=True)
+    redrawn = np.sum(
+        [np.atleast_2d(np.cov(one.reshape(cells, -1))) / (one.shape[2] * len(tasks) ** 2) for one in tasks],
+        axis=0,
+    )
+    seeds, rest = square(seen, True, True), square(redrawn, True, True)
+    by_pretraining, by_tuning = square(redrawn, True, False), square(redrawn, False, True)
+    # What both the seeds and the examples contain, so that it is not counted twice.
+    overlap = max(0.0, by_pretraining + by_tuning - rest)
+    # In one cell: pretraining × example, fine-tuning × example, and the residual of both.
+    mixed = pretrained * max(0.0, by_pretraining - rest) + tuned * max(0.0, by_tuning - rest) + cells * rest
+    variances: tuple[tuple[Source, float, bool], ...] = (  # of one score, and whether it can be estimated
+        (
+            "pretraining seed",
+            pretrained * (square(seen, True, False) - seeds - by_pretraining + rest),
+            pretrained > 1,
         ),
-        pretraining_examples=square(every, True, False),
-        finetuning_examples=square(every, False, True),
-        rest=square(every, True, True),
+        ("fine-tuning seed", tuned * (square(seen, False, True) - seeds - by_tuning + rest), tuned > 1),
+        ("pretraining × fine-tuning seed", cells * (seeds - rest), pretrained > 1 and tuned > 1),
+        ("test example", square(redrawn, False, False) - overlap, True),
+        ("seeds × test example", mixed, cells > 1),
+    )
+    return tuple(
+        Component(source, max(0.0, variance) if known else math.nan) for source, variance, known in variances
     )
 
 
 def _projection(levels: int, differences: bool) -> Floats:
     mean = np.full((levels, levels), 1 / levels)
     return np.eye(levels) - mean if differences else mean
-
-
-def _components(squares: Squares, pretrained: int, tuned: int) -> tuple[Component, ...]:
-    """Solve the expected mean squares for the variances."""
-    several, cells = pretrained > 1 and tuned > 1, pretrained * tuned
-    pretraining = squares.pretraining - squares.seeds - squares.pretraining_examples + squares.rest
-    finetuning = squares.finetuning - squares.seeds - squares.finetuning_examples + squares.rest
-    examples = squares.redrawn - squares.overlap
-    # In one cell: pretraining × example, fine-tuning × example, and the residual of both.
-    mixed = (
-        pretrained * max(0.0, squares.pretraining_examples - squares.rest)
-        + tuned * max(0.0, squares.finetuning_examples - squares.rest)
-        + cells * squares.rest
-    )
-
-    def component(source: Source, variance: float, *, known: bool = True) -> Component:
-        return Component(source, max(0.0, variance) if known else math.nan)
-
-    return (
-        component("pretraining seed", pretrained * pretraining, known=pretrained > 1),
-        component("fine-tuning seed", tuned * finetuning, known=tuned > 1),
-        component("pretraining × fine-tuning seed", cells * (squares.seeds - squares.rest), known=several),
-        component("test example", examples),
-        component("seeds × test example", mixed, known=cells > 1),
-    )
-
-
-def _widest(squares: Squares, table: Floats, level: float) -> Estimate | None:
-    """The interval over all sources, or else, with pretraining seeds averaged over, over the two others."""
-    pretrained, tuned = table.shape
-    choices = []
-    if pretrained > 1 and tuned > 1:
-        choices.append((across(table, level), (*crossed(table), squares.overlap)))
-    if tuned > 1:
-        by_tuning = squares.finetuning, students(squares.finetuning, tuned - 1), squares.finetuning_examples
-        choices.append((over_seeds(table.mean(axis=0), level), by_tuning))
-    found = (_and_examples(seeds, squares, by_seeds, level) for seeds, by_seeds in choices)
-    return next((one for one in found if math.isfinite(one.low)), None)
-
-
-def _and_examples(
-    seeds: Estimate, squares: Squares, by_seeds: tuple[float, Reach, float], level: float
-) -> Estimate:
-    """Extend an estimate over seeds to test examples; `by_seeds`: variance, reach and overlap of the seeds."""
-    variance, reach, overlap = by_seeds
-    most = max(seeds.n - 1, *(df for _, df in squares.examples))
-    whole = both(reach, squares.reach, shared=overlap, df=most)
-    se = math.sqrt(joined(variance, squares.redrawn, overlap))
-    return estimate(seeds.mean, seeds.sd, seeds.n, se, whole, f"{seeds.covers} and test examples", level)

@@ -73,9 +73,16 @@ def across(matrix: Floats, level: float = 0.95) -> Estimate:
         return over_seeds(cells, level)
     if table.shape[1] <= 1:
         return over_seeds(cells, level, covers="pretraining seeds")
-    variance, reach = crossed(table)
-    covers = "pretraining and fine-tuning seeds"
-    return estimate(average(cells), deviation(cells), cells.size, math.sqrt(variance), reach, covers, level)
+    first, second = (levels - 1 for levels in table.shape)
+    rows, columns, rest = (square / table.size for square in mean_squares(table))
+    reach = both(students(rows, first), students(columns, second), shared=rest, df=max(first, second))
+    se = math.sqrt(max(rows, columns, rest, rows + columns - rest))
+    mean, sd, covers = average(cells), deviation(cells), "pretraining and fine-tuning seeds"
+    if not se > ROUNDING * max(1.0, abs(mean)):
+        return Estimate(mean, sd, cells.size, math.nan, math.nan, math.nan, covers)
+    half = math.sqrt(reach(1 - level))
+    p, df = chance(reach, mean), fitting_df(half / se, 1 - level)
+    return Estimate(mean, sd, cells.size, mean - half, mean + half, p, covers, se, df)
 
 
 def complete(matrix: Floats) -> Floats:
@@ -94,19 +101,6 @@ def kept(table: Floats) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
     there = np.isfinite(table)
     rows = np.flatnonzero(there.any(axis=1))
     return rows, np.flatnonzero(there[rows].all(axis=0)) if rows.size else rows
-
-
-def crossed(table: Floats) -> tuple[float, Reach]:
-    """The variance and reach of a full table's mean, if both its rows and its columns are random."""
-    first, second = (levels - 1 for levels in table.shape)
-    rows, columns, rest = (square / table.size for square in mean_squares(table))
-    reach = both(students(rows, first), students(columns, second), shared=rest, df=max(first, second))
-    return joined(rows, columns, rest), reach
-
-
-def joined(first: float, second: float, shared: float) -> float:
-    """Combine two variance estimates that both contain `shared`; the result is at least any of the three."""
-    return max(first, second, shared, first + second - shared)
 
 
 def mean_squares(table: Floats) -> tuple[float, float, float]:
@@ -145,15 +139,6 @@ def both(first: Reach, second: Reach, shared: float, df: float) -> Reach:
         return np.maximum(np.maximum(one, other), np.maximum(least, one + other - twice))
 
     return reach
-
-
-def estimate(mean: float, sd: float, n: int, se: float, reach: Reach, covers: str, level: float) -> Estimate:
-    """A mean with the interval of this reach and matching degrees of freedom; no interval if `se` is 0 or NaN."""
-    if not se > ROUNDING * max(1.0, abs(mean)):
-        return Estimate(mean, sd, n, math.nan, math.nan, math.nan, covers)
-    half = math.sqrt(reach(1 - level))
-    p, df = chance(reach, mean), fitting_df(half / se, 1 - level)
-    return Estimate(mean, sd, n, mean - half, mean + half, p, covers, se, df)
 
 
 def of_scores(one: Estimate, least: float = 0.0) -> Estimate:

@@ -1,4 +1,4 @@
-"""Shared by tests in all folders: files of rows, a task of toys, stores that already have the tiny corpus."""
+"""Shared by tests in all folders: a tiny model, files of rows, a task of toys, stores with the tiny corpus, waiting."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ import os
 import shutil
 import subprocess
 import sysconfig
+import time
 import uuid
 import venv
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from biphase.store import Store
+from biphase import Size
+from biphase.store import MANIFEST, Store, publish
 
+TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 SUBJECTS = ("the cat", "a dog", "our teacher", "the river", "every student", "the old house")
 VERBS = ("sees", "likes", "crosses", "remembers", "paints")
 OBJECTS = ("the mountain", "a small boat", "the garden", "its own shadow", "the long road", "two birds")
@@ -64,6 +67,27 @@ def store_with(shards: Path, folder: Path) -> Store:
     store.shards.mkdir(parents=True)
     (store.shards / shards.name).symlink_to(shards)
     return store
+
+
+def republish(folder: Path, files: dict[str, bytes]) -> None:
+    """Publish a result again with other content of some files, as if biphase had written it so."""
+    built = folder.with_name(f"{folder.name}-again")
+    folder.rename(built)
+    (built / MANIFEST).unlink()
+    for name, content in files.items():
+        (built / name).unlink(missing_ok=True)
+        (built / name).write_bytes(content)
+    publish(built, folder)
+
+
+def wait_until(claim: Callable[[], object], seconds: float = 4.0, what: str = "it is so") -> object:
+    """Ask 200 times, and not more than five times a second; return the first answer that counts as true."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if value := claim():
+            return value
+        time.sleep(min(0.2, seconds / 200))
+    raise AssertionError(f"after {seconds:g} s still not: {what}")
 
 
 def python_with(*requirements: str) -> Path:

@@ -14,14 +14,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from common import sentences, store_with, write_lines
+from common import TINY, sentences, store_with, write_lines
 from hub_server import Client, Hub, serving
 
-from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Size, Stage, Study
+from biphase import BPE, CLM, WSD, AdamW, Chunks, Corpus, Pretrain, Stage, Study
 from biphase.records import encode
 from biphase.store import Store, with_checksum, write_json
-
-TINY = Size("tiny", layers=2, hidden=32, heads=2, kv_heads=1, ffn=64, precision="fp32")
 
 
 @pytest.fixture(scope="session")
@@ -67,11 +65,7 @@ def tiny_run(corpus: Corpus):
             "seed": 7,
         }
         if "start" in fields:
-            defaults = {
-                name: value
-                for name, value in defaults.items()
-                if name in ("stages", "heldout_every", "heldout_tokens")
-            }
+            defaults = {name: defaults[name] for name in ("stages", "heldout_every", "heldout_tokens")}
         return Pretrain(name, **(defaults | fields))
 
     return make
@@ -122,5 +116,24 @@ def verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
             main()
         said = capsys.readouterr()
         return ended.value.code or 0, said.out, said.err
+
+    return typed
+
+
+@pytest.fixture
+def refused(verb, tmp_path: Path):
+    """Type a command that cannot be right: one line, exit code 2, no result in the store `tmp_path / "store"`."""
+
+    def typed(*words: object) -> str:
+        store = tmp_path / "store"
+        code, out, err = verb(*words, "--store", store)
+        assert code == 2, (code, out, err)
+        assert "Traceback" not in out + err
+        *before, line = err.splitlines()
+        assert line.startswith("error: ")
+        assert not [other for other in before if other.startswith("error: ")]
+        assert len(line) < 1_500
+        assert not [*store.glob("checkpoints/*"), *store.glob("trials/*")]
+        return line
 
     return typed

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from common import wait_until
 
 from biphase.errors import StoreError
 from biphase.leases import (
@@ -43,16 +44,6 @@ def fork(work: Callable[[], int]) -> int:
 
 def exit_code(child: int) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def wait_until(claim: Callable[[], object], seconds: float = 4.0) -> object:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        value = claim()
-        if value:
-            return value
-        time.sleep(0.01)
-    raise AssertionError("it never came true")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Tiny untrained decoders in folders, as transformers writes them and as a GGUF file; and the verbs in this process."""
+"""Tiny untrained decoders in folders, as transformers writes them and as a GGUF file."""
 
 from __future__ import annotations
 

@@ -3,11 +3,6 @@
 import json
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -74,14 +69,6 @@ def table(out):
 def heldout(store, key):
     lines = map(json.loads, (store.checkpoints / key / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["heldout"] for line in lines if "heldout" in line}
-
-
-def weights(store):
-    """Return the bytes of every tensor file of every checkpoint."""
-    return {
-        path.relative_to(store.checkpoints): path.read_bytes()
-        for path in store.checkpoints.rglob("*.safetensors")
-    }
 
 
 def model_of(store, run, key):
@@ -172,18 +159,6 @@ def test_every_option_reaches_the_run(adapt, decoder, home):
     assert all(number in err.splitlines()[-1] for number in ("64", "128"))
 
 
-def test_sliding_windows_become_symmetric_or_full(adapt, decoder, home):
-    narrow = decoder("Mistral", sliding_window=3)
-    losses = {}
-    for windows in ("symmetric", "full"):
-        out, _ = adapt(narrow, "--windows", windows, steps=2)
-        run, key = run_of(home, end_of(out))
-        assert run.start.windows == windows
-        losses[windows] = heldout(home, key)[0]
-    assert losses["symmetric"]["clm"] == losses["full"]["clm"], "forwards, a window is what it was"
-    assert losses["symmetric"]["mlm40"] != losses["full"]["mlm40"]
-
-
 def test_tasks_option_fine_tunes_both_models(adapt, llama, home):
     _, err = adapt(llama, "--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--for", "0.001s")
     assert "0 of 2 fine-tunings" in err
@@ -192,22 +167,6 @@ def test_tasks_option_fine_tunes_both_models(adapt, llama, home):
     assert [run.name for run in study.runs] == ["llama", "llama-mlm"]
     assert study.runs[0].stages == ()
     assert study.finetune.tasks[0].name == "sources-mini"
-
-
-def test_the_guide_lists_every_option():
-    import typer
-
-    from biphase.cli import app
-
-    guide = (Path(__file__).parents[2] / "docs" / "adapt.md").read_text()
-    table = guide[guide.index("## Options") : guide.index("## In a study file")]
-    shown = {
-        name for row in re.findall(r"^\| (`--.*?) \|", table, re.M) for name in re.findall(r"--[a-z-]+", row)
-    }
-    more = re.findall(r"--[a-z-]+", table[table.index("`--tasks NAMES`") :])
-    command = typer.main.get_command(app).commands["adapt"]
-    has = {one for option in command.params for one in option.opts if one.startswith("--")}
-    assert shown | set(more) == has - {"--store", "--help"}
 
 
 # ---------------------------------------------------------------- which models
@@ -345,50 +304,7 @@ def test_experts_and_a_tokenizer_larger_than_the_embeddings_are_refused_before_t
         assert not home.checkpoints.exists()
 
 
-# ---------------------------------------------------------------- killed
-
-
-def test_a_killed_adaptation_resumes_with_the_same_bits(llama, text, tmp_path, verb):
-    stores = {name: Store(tmp_path / name) for name in ("calm", "killed")}
-    command = ["adapt", llama, *text, "--steps", 200, "--decay", "0.9", *OPTIONS]
-    code, _, err = verb(*command, "--store", stores["calm"].root)
-    assert code == 0, err
-    words = [*map(str, command), "--store", str(stores["killed"].root)]
-    child = subprocess.Popen(
-        [sys.executable, "-m", "biphase", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    deadline = time.monotonic() + 120
-    while not list(stores["killed"].checkpoints.glob("*/manifest.json")) and time.monotonic() < deadline:
-        time.sleep(0.005)
-    child.send_signal(signal.SIGKILL)
-    _, said = child.communicate(timeout=30)
-    assert child.returncode == -signal.SIGKILL, said
-    assert len(list(stores["killed"].checkpoints.glob("*/manifest.json"))) == 1
-    code, _, err = verb(*words)
-    assert code == 0, err
-    assert "1 of 2 training jobs" in err
-    assert weights(stores["killed"]) == weights(stores["calm"])
-    assert len(weights(stores["calm"])) >= 4
-
-
 # ---------------------------------------------------------------- what it refuses
-
-
-@pytest.fixture
-def refused(verb, tmp_path):
-    """A command that is refused in one line; gives it."""
-
-    def typed(*words):
-        code, out, err = verb("adapt", *words, "--store", tmp_path / "store", "--steps", 2)
-        assert code == 2, err
-        assert out == ""
-        lines = err.strip().splitlines()
-        assert len(lines) == 1, lines
-        assert lines[0].startswith("error: ")
-        assert not (tmp_path / "store" / "studies").exists(), "nothing was begun"
-        return lines[0]
-
-    return typed
 
 
 CORPUS = ("--corpus", "{corpus}", "--heldout", "{heldout}")
@@ -423,4 +339,5 @@ def test_a_wrong_option_or_model_is_refused(refused, llama, gguf_folder, corpus,
         "llama": llama, "gguf": gguf_folder, "empty": tmp_path / "empty", "corpus": corpus.source,
         "heldout": corpus.heldout,
     }  # fmt: skip
-    assert facts in refused(*(word.format(**paths) for word in arguments))
+    assert facts in refused("adapt", *(word.format(**paths) for word in arguments), "--steps", 2)
+    assert not (tmp_path / "store" / "studies").exists(), "nothing was begun"

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.tiny import documents, ended, write_study
+from common import sentences
+from faults.tiny import ended, write_study
 
 from biphase.store import Store
 
@@ -35,7 +36,7 @@ def calm() -> Iterator[Calm]:
 
     folder = Path(tempfile.mkdtemp(prefix="biphase-faults-"))  # where another user may come too
     folder.chmod(0o755)
-    study = write_study(folder / "input", documents(300))
+    study = write_study(folder / "input", sentences(300))
     store = folder / "store"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "argv", ["biphase"])

@@ -69,24 +69,6 @@ def folder(written, tmp_path):
     return made
 
 
-@pytest.fixture
-def refused(verb, tmp_path):
-    """Type words that must be refused: one line, exit code 2, and no result in the store."""
-
-    def typed(*words: object) -> str:
-        code, out, err = verb(*words, "--store", tmp_path / "store") if words[0] != "--help" else verb(*words)
-        assert code == 2, (code, out, err)
-        assert "Traceback" not in out + err
-        lines = [line for line in err.splitlines() if line.startswith("error: ")]
-        assert lines == err.splitlines()[-1:], err
-        assert len(lines[0]) < 1500
-        for kind in ("checkpoints", "trials"):
-            assert not list((tmp_path / "store").glob(f"{kind}/*"))
-        return lines[0]
-
-    return typed
-
-
 @pytest.mark.parametrize("case", FILES)
 def test_a_wrong_file_is_refused(case, folder, refused):
     name, content = FILES[case]

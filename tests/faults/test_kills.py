@@ -9,28 +9,28 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from faults.tiny import documents, ended, report_bytes, set_times_alike, write_study
+from common import sentences
+from faults.tiny import ended, report_bytes, set_times_alike, write_study
 
-from biphase import CATALOG, CLM, MLM, WSD, Finetune, Retrieve, Stage, Study, Task
+from biphase import CLM, MLM, WSD, Stage, Study
 from biphase.leases import Leases
 
 DRIVER = Path(__file__).with_name("kill_driver.py")
 KILLS = int(os.environ.get("BIPHASE_KILLS", "10"))
 
 
-def drive(study: Path, folder: Path, kills: int, seed: int, *more: str) -> dict[str, Any]:
+def drive(study: Path, folder: Path, kills: int, seed: int) -> dict[str, Any]:
     """Kill the study, and compare every store with the one that was left alone."""
-    command = [sys.executable, DRIVER, study, folder, str(kills), str(seed), *more]
+    command = [sys.executable, DRIVER, study, folder, str(kills), str(seed)]
     finished = subprocess.run(command, capture_output=True, text=True, timeout=60 + 30 * kills, check=False)
     assert finished.returncode == 0, finished.stderr[-3000:]
     report = json.loads(finished.stdout.splitlines()[-1])
     assert report["kills"] >= kills
-    assert set(report["codes"]) == {"0"}, "attempts that were not killed succeeded"
+    assert report["codes"] == [0], "attempts that were not killed succeeded"
     calm, *killed = map(Path, report["stores"])
     for store in killed:
         assert ended(store) == ended(calm)
@@ -58,37 +58,11 @@ def test_kills_during_pretraining_change_no_bit(tiny_run, study_file, tmp_path, 
 
 
 @pytest.mark.campaign
-@pytest.mark.parametrize(("protocol", "seed"), [("standard", 1), ("paper", 2)])
-def test_kills_during_fine_tuning_change_no_score(tiny_run, study_file, tmp_path, protocol, seed):
-    def small(name: str, steps: int) -> Task:
-        splits = replace(CATALOG[name].splits, rows=(64, 32, 32))
-        return replace(CATALOG[name], steps=steps, batch=8, splits=splits)
-
-    facts = small("scifact-mini", 10)
-    untrained = replace(facts.splits, train="")
-    lent = replace(facts, name="lent", form=Retrieve(), splits=untrained, trained_on="scifact-mini")
-    tasks = (small("sources-mini", 20), small("wikiann-mini", 20), small("squadshifts-mini", 10), facts, lent)
-    grid = Finetune(
-        tasks, lrs=(1e-3, 3e-3), seeds=(0, 1), protocol=protocol, precision="fp32", documents="judged"
-    )
-    run = tiny_run("clm", Stage(CLM(), 8), keep=(4,), schedule=WSD(peak=3e-3, warmup=1, decay=2))
-    study = study_file(Study("killed", (run,), grid))
-    report = drive(study, tmp_path / "stores", 10, seed, "grid")
-    killed = [Path(store) for store in report["stores"][1:]]
-    assert any((store / "leases" / "takeovers.jsonl").exists() for store in killed), "some held a fine-tuning"
-    for store in killed:
-        assert len(list((store / "trials").iterdir())) == 2 * 5 * 4
-        assert not list((store / "unfinished").iterdir()), "checkpoints of fine-tunings are removed"
-
-
-@pytest.mark.campaign
 def test_kills_of_a_whole_study_and_its_reports_change_nothing(verb, tmp_path, capsys):
-    study = write_study(tmp_path / "input", documents(1_500), steps=40, tuned=10)
+    study = write_study(tmp_path / "input", sentences(1_500), steps=40, tuned=10)
     report = drive(study, tmp_path / "stores", KILLS, 1)
     with capsys.disabled():
-        print(f"\n{report['kills']} kills in {len(report['stores']) - 1} studies: {report['fell']}")
-    if KILLS >= 100:
-        assert {"tokenize", "trunk", "branch", "go on", "fine-tune", "report"} <= set(report["fell"])
+        print(f"\n{report['kills']} kills in {len(report['stores']) - 1} studies")
 
     def reported(store: Path) -> dict[str, str]:
         set_times_alike(store)

@@ -8,23 +8,19 @@ import random
 from pathlib import Path
 
 import pytest
+from common import sentences
 from faults.kinds import plan_of
-from faults.tiny import documents, write_study
+from faults.tiny import write_study
 
 from biphase.data.corpus import HashMemory
 from biphase.store import Store
 from biphase.study.ledger import finetunings
 
-FILES = [
-    f"tasks/{name}/{part}.jsonl" for name in ("beasts", "numbers") for part in ("train", "validation", "test")
-]
-FILES += ["text/train.jsonl", "text/heldout.jsonl"]
-
 
 @pytest.fixture
 def mine(calm, tmp_path) -> tuple[Path, Store]:
     """The study with input files of its own, finished."""
-    study = write_study(tmp_path / "input", documents(300))
+    study = write_study(tmp_path / "input", sentences(300))
     store = calm.copied(tmp_path / "store")
     assert left(study, store) == 0
     return study, store
@@ -76,21 +72,6 @@ def test_a_replaced_file_of_the_same_size_and_time_has_another_key(mine, name, b
     replace(study.parent / name, random.Random(0), by_rename=by_rename)
     plan = plan_of(study, store)
     assert left(study, store) == (8 * len(plan.results) // 2 if "tasks" in name else len(plan.jobs) + 24)
-
-
-@pytest.mark.campaign
-def test_no_replaced_file_keeps_its_key(mine):
-    study, store = mine
-    seed = random.randrange(10**6)
-    print("seed", seed)
-    chance = random.Random(seed)
-    for _ in range(60):
-        path, by_rename = study.parent / chance.choice(FILES), chance.choice([False, True])
-        was = path.read_bytes()
-        replace(path, chance, by_rename=by_rename)
-        assert left(study, store) > 0, (path, by_rename)
-        path.write_bytes(was)
-        assert left(study, store) == 0
 
 
 def test_a_trial_is_not_computed_on_unplanned_data(mine, verb):

@@ -1,13 +1,12 @@
 """Untrusted models, datasets, stores and names are refused or do no harm.
 
-Beside this: a pickle in place of weights and code beside a model, tests/models/test_encoder.py; packed ledgers that climb,
-link, lie or explode, tests/study/test_archive.py; who may ask the live page, tests/report/test_watch.py; a browser that
-opens a page of odd names, tests/report/test_browser.py; model cards, tests/export/test_card.py.
+Beside this: code beside a model or a tokenizer, tests/models/; packed ledgers that climb, link, lie or explode,
+tests/study/test_archive.py; who may ask the live page, tests/report/test_watch.py; a browser that opens a page of odd
+names, tests/report/test_browser.py; model cards, tests/export/test_card.py; pickle, eval and shells in our own code, ruff.
 """
 
 from __future__ import annotations
 
-import ast
 import hashlib
 import json
 import pickle
@@ -73,18 +72,6 @@ def test_a_weight_index_with_a_path_outside_is_refused(model, name, tmp_path):
     (model / "model.safetensors.index.json").write_text(json.dumps(listed))
     with pytest.raises(ModelError, match="outside"):
         trunk(Hub(str(model)))
-
-
-def test_code_of_a_tokenizer_is_never_run(model, verb, tmp_path, monkeypatch):
-    monkeypatch.setattr("builtins.input", lambda *said: "y")
-    (model / "words.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Words: ...\n")
-    wanted = {"tokenizer_class": "Words", "auto_map": {"AutoTokenizer": ["words.Words", None]}}
-    (model / "tokenizer_config.json").write_text(json.dumps(wanted))
-    words = ["--tasks", "sources-mini", "--lrs", "1e-3", "--seeds", "0", "--steps", "1"]
-    code, _, err = verb("evaluate", model, *words, "--store", tmp_path / "store")
-    assert code == 2
-    assert "Traceback" not in err
-    assert not (tmp_path / "ran").exists()
 
 
 def test_code_beside_a_dataset_is_never_run(verb, tmp_path):
@@ -179,14 +166,3 @@ def test_a_study_name_cannot_leave_the_store(verb, tmp_path):
         study.write_text(text.replace('Study("faults"', f'Study("{name}"'))
         code, _, err = verb("plan", study, "--store", tmp_path / "store")
         assert (code, len(err.splitlines())) == (2, 1), name
-
-
-def test_no_shell_command_and_no_eval():
-    """Only a study file is run, and only by `exec` of it in study/load.py."""
-    for path in (Path(__file__).parents[2] / "src" / "biphase").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call):
-                called = ast.unparse(node.func)
-                assert called not in ("eval", "os.system", "os.popen", "subprocess.getoutput"), path
-                assert called != "exec" or path.name == "load.py", path
-                assert not any(keyword.arg == "shell" for keyword in node.keywords), path

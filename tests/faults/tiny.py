@@ -11,9 +11,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-from common import toys, write_lines
+from common import republish, toys, write_lines
 
-from biphase.store import MANIFEST, verify
+from biphase.store import verify
 
 STUDY = '''
 """Does anything that breaks change a result?"""
@@ -44,16 +44,6 @@ study = Study("faults", runs=(
     protocol="standard", precision="fp32",
 ))
 '''
-
-
-def documents(count: int) -> list[str]:
-    """Documents with some structure to learn, each another one."""
-    who = ["the cat", "a dog", "our teacher", "the river", "every student", "the old house"]
-    does = ["sees", "likes", "crosses", "remembers", "paints"]
-    return [
-        f"{who[n % 6]} {does[n % 5]} {who[(n * n + 1) % 6]}, and {who[(n + 3) % 6]} {does[n % 4]} it. {n}"
-        for n in range(count)
-    ]
 
 
 def write_study(folder: Path, documents: list[str], *, steps: int = 6, tuned: int = 2) -> Path:
@@ -100,24 +90,20 @@ def _facts(place: Path) -> dict[str, Any]:
 
 def set_times_alike(store: Path) -> None:
     """Let every checkpoint and trial have taken the same time, so that two stores of one study report the same bytes."""
-    for place in [*(store / "checkpoints").iterdir(), *(store / "trials").iterdir()]:
-        for path in (place / "checkpoint.json", place / "trial.json"):
-            if path.is_file():
-                data = json.loads(path.read_text())
-                if "progress" in data:
-                    data["progress"] |= {"seconds": 1.0, "machine": data["progress"]["machine"]}
-                else:
-                    data["seconds"] = {"train": 1.0, "score": 1.0}
-                path.write_text(json.dumps(data))
-        lines = place / "metrics.jsonl"
-        if lines.is_file():
-            every = [json.loads(line) | {"seconds": 1.0} for line in lines.read_text().splitlines()]
-            write_lines(lines, every)
-        manifest = json.loads((place / MANIFEST).read_text())
-        for name, entry in manifest["files"].items():
-            content = (place / name).read_bytes()
-            entry |= {"bytes": len(content), "sha256": sha256(content).hexdigest()}
-        (place / MANIFEST).write_text(json.dumps(manifest))
+    for place in sorted((store / "checkpoints").iterdir()):
+        about = json.loads((place / "checkpoint.json").read_text())
+        about["progress"] |= {"seconds": 1.0}
+        lines = [
+            json.loads(line) | {"seconds": 1.0} for line in (place / "metrics.jsonl").read_text().splitlines()
+        ]
+        republish(place, {
+            "checkpoint.json": json.dumps(about).encode(),
+            "metrics.jsonl": b"".join(json.dumps(line).encode() + b"\n" for line in lines),
+        })  # fmt: skip
+    for place in sorted((store / "trials").iterdir()):
+        about = json.loads((place / "trial.json").read_text())
+        about["seconds"] = {"train": 1.0, "score": 1.0}
+        republish(place, {"trial.json": json.dumps(about).encode()})
 
 
 def report_bytes(folder: Path) -> dict[str, str]:

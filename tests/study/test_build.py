@@ -27,7 +27,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
 from biphase.metadata import TRIAL, VALUES
 from biphase.store import Store, read_json
-from biphase.study.build import AdaptOptions, adaptation, comparison, evaluation, finetuning
+from biphase.study.build import AdaptOptions, adaptation, evaluation, finetuning
 from biphase.study.ledger import finetunings
 from biphase.study.plan import identities, make_plan, save_plan
 
@@ -49,7 +49,7 @@ def published(store):
 
 
 def asked(model, store, finetune=GRID):
-    return evaluation(str(model), finetune, store)
+    return evaluation([str(model)], finetune, store)
 
 
 def refused(words, call):
@@ -109,7 +109,7 @@ def test_only_models_of_one_name_get_a_number(store, tmp_path):
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
-    study = comparison([str(folder) for folder in folders], GRID, store, 1.0)
+    study = evaluation([str(folder) for folder in folders], GRID, store, effect=1.0)
     assert [run.name for run in study.runs] == ["m-20", "m", "m-2", "m-2-2"]
 
 

@@ -1,6 +1,6 @@
 """Studies built from command-line options: `biphase evaluate MODEL`, `compare MODEL …` and `adapt MODEL`.
 
-`evaluation` makes a study that fine-tunes existing models; `finetuning` parses its grid of tasks, learning rates
+`evaluation` makes a study that fine-tunes existing models, to score or to compare them; `finetuning` parses its grid of tasks, learning rates
 and seeds. `adaptation` makes a study that continues an existing model with a masked objective until it attends in
 both directions; `before_after` reports what came of it. Study names end with a hash of the options, so that
 different options do not share a study.
@@ -53,17 +53,14 @@ from biphase.text import objective_title
 WEIGHT = re.compile(r"\d+\.?\d*")  # in --corpus ./web=3,./code=1
 
 
-def evaluation(model: str, finetune: Finetune, store: Store) -> Study:
-    """Return the study of one model: a local folder, owner/name@revision, or the key of a checkpoint in this store."""
-    run = run_named(model, store)
-    digest = content_key({"model": model, "finetune": encode(finetune)})[:8]
-    return Study(f"evaluate-{run.name}-{digest}", runs=(run,), finetune=finetune)
+def evaluation(models: Sequence[str], finetune: Finetune, store: Store, effect: float | None = None) -> Study:
+    """Return the study that fine-tunes models: local folders, owner/name@revision, or keys of checkpoints in this store.
 
-
-def comparison(models: Sequence[str], finetune: Finetune, store: Store, effect: float) -> Study:
-    """Return the study of several models; models of one name get a number. `effect`: points worth finding."""
+    With `effect`, a difference in points that is worth finding, two models or more are compared. Models of one name
+    get a number.
+    """
     repeated = [model for at, model in enumerate(models) if model in models[:at]]
-    if len(models) < 2 or repeated:
+    if effect is not None and (len(models) < 2 or repeated):
         what = f"{repeated[0]} is named twice" if repeated else f"{models[0]} alone cannot be compared"
         raise SpecError(f"{what}; name two models or more: biphase compare MODEL OTHER --tasks sst2")
     runs: list[Pretrain] = []
@@ -72,8 +69,12 @@ def comparison(models: Sequence[str], finetune: Finetune, store: Store, effect: 
         numbered = (f"{run.name}-{number}" for number in count(2))
         name = next(name for name in chain([run.name], numbered) if name not in taken)
         runs.append(replace(run, name=name) if name != run.name else run)
-    digest = content_key({"models": list(models), "finetune": encode(finetune), "effect": effect})[:8]
-    return Study(f"compare-{runs[0].name}-{digest}", runs=tuple(runs), finetune=finetune, effect=effect)
+    verb, named = "evaluate", {"model": models[0]}
+    if effect is not None:
+        verb, named = "compare", {"models": list(models), "effect": effect}
+    digest = content_key({**named, "finetune": encode(finetune)})[:8]
+    study = Study(f"{verb}-{runs[0].name}-{digest}", runs=tuple(runs), finetune=finetune)
+    return study if effect is None else replace(study, effect=effect)
 
 
 def finetuning(
@@ -89,7 +90,7 @@ def finetuning(
 ) -> Finetune:
     """Parse the fine-tuning grid from command-line options; `discard`: learning rates to keep, 0: all.
 
-    A `preset` of the catalog gives the optimizer, the warmup and the choice of the epoch.
+    A `preset` of the catalog gives the optimizer, the warmup and the choice of the epoch, and rates if `lrs` is empty.
     """
     fields: dict[str, Any] = {"protocol": protocol, "length": length}
     if precision or not has_gpu():  # bf16 is about 50 times slower on a CPU without bf16 instructions
@@ -99,8 +100,10 @@ def finetuning(
     if discard:
         fields["discard"] = Discard(discard)
     tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
-    rates = [_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(",")]
-    fields |= {"tasks": tasks, "lrs": tuple(rates), "seeds": tuple(_seeds(seeds))}
+    fields |= {"tasks": tasks, "seeds": tuple(_seeds(seeds))}
+    if lrs or not preset:
+        rates = (_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(","))
+        fields["lrs"] = tuple(rates)
     if not preset:
         return Finetune(**fields)
     # A preset's own are those of its protocol; what is not typed follows from the protocol that is.

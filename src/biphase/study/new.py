@@ -24,6 +24,7 @@ from biphase.presets import CORPORA, STARTS, TOKENS
 from biphase.specs import Config, Hub, Pretrained
 from biphase.store import Store
 from biphase.study.build import FULL_PEAK
+from biphase.study.costs import reading_notes
 from biphase.study.devices import at_hand
 from biphase.study.load import corpus_named, load, run_named
 from biphase.study.plan import Plan, identities, make_plan
@@ -100,9 +101,7 @@ def written(wishes: Wishes, store: Store) -> tuple[str, Plan, Bill]:
         batch = chosen["rows"] * length
         each = f"{short(chosen['steps'] * batch)} tokens a run, {short(batch)} in a step"
         why = chosen.pop("why", "No budget was given (--hours)")
-        notes = (
-            f"{note[0].upper()}{note[1:]}." for text in make(**chosen)[2].texts if (note := text.repeats())
-        )
+        notes = (f"{note}." for note in reading_notes(make(**chosen)[2].texts))
         rule = OF_ADAPT if chosen["rows"] == fewest and wishes.models else BATCH_WHY
         chosen["why"] = [line for note in (f"{why}: {each}.", rule, *notes) for line in wrap(note, WIDE)]
     return make(**chosen)

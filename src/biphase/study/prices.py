@@ -137,18 +137,6 @@ class Bill:
             "finetuning_hours": self.finetuning(self.grids),
             "pretraining_hours_left": self.pretraining(left),
             "finetuning_hours_left": self.finetuning(self.left),
-            "jobs": [{"key": key, "seconds": seconds} for key, seconds in self.jobs.items()],
-            "grids": [
-                {
-                    "model": model,
-                    "task": task,
-                    **({"share": share} if share < 1 else {}),
-                    "finetunings": count,
-                    "left": self.left.get((model, task, share), 0),
-                    "seconds_each": self.tunings.get((model, task, share)),
-                }
-                for (model, task, share), count in self.grids.items()
-            ],
         }
 
 

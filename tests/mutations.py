@@ -96,7 +96,7 @@ MUTATIONS = [
     ),
     Mutation(
         "a budget is filled without fine-tuning",
-        "study/new.py",
+        "study/build.py",
         "hours - seeds * tuning",
         "hours",
         "study/test_new.py::test_planned_hours_are_just_below_the_budget",

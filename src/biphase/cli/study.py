@@ -101,8 +101,8 @@ def new(
     """Write a study file for a question, to be read and changed before it is run."""
     from biphase.errors import SpecError
     from biphase.store import Store
+    from biphase.study.build import Wishes, written
     from biphase.study.describe import brief
-    from biphase.study.new import Wishes, written
 
     file = file or Path(f"{question}.py")
     if file.suffix != ".py" or file.exists():

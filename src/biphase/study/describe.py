@@ -118,20 +118,20 @@ def _ending(seconds: float) -> datetime:
 
 def _cost_line(plan: Plan, bill: Bill, price: float) -> list[str]:
     """Say what the whole plan costs at `price` per hour of one device, and each run."""
-    runs = bill.cost_by_run(plan, price)
-    if not price or not runs:
+    cost = bill.cost(plan, price)
+    if cost is None:
         return []
-    pretraining, finetuning = bill.pretraining() * price, bill.finetuning(bill.grids) * price
+    pretraining, finetuning, runs = cost["pretraining"], cost["finetuning"], cost["runs"]
     parts = [f"pretraining {_money(pretraining)}", f"fine-tuning {_money(finetuning)}"]
     of = f" ({', '.join(parts)})" if bill.tunings and bill.jobs else ""
     without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
     if len(runs) > MANY_RUNS:
         models: defaultdict[str, float] = defaultdict(float)
         starts = {node.run.name: start_of(node.run) for node in (*plan.roots.values(), *plan.jobs.values())}
-        for name, cost in runs.items():
-            models[starts[name]] += cost
+        for name, amount in runs.items():
+            models[starts[name]] += amount
         runs = dict(models)
-    each = ", ".join(f"{name} {_money(cost)}" for name, cost in runs.items())
+    each = ", ".join(f"{name} {_money(amount)}" for name, amount in runs.items())
     split = f"; {each}" if len(runs) > 1 else ""
     return [f"cost at {price:g} an hour: {_money(pretraining + finetuning)}{of}{without}{split}"]
 
@@ -144,7 +144,7 @@ def _hours_parts(plan: Plan, bill: Bill) -> list[str]:
     """Return the hours of the whole plan, as parts of the summary."""
     device = bill.device
     if bill.machine is None:
-        hours = bill.hours() if plan.jobs else None
+        hours = bill.hours(plan.jobs) if plan.jobs else None
         return [] if hours is None else [f"{_hours(hours, device)} on {device} at {bill.efficiency:.0%}"]
     parts = [f"pretraining {_hours(bill.pretraining(), device)}"] if bill.jobs else []
     parts += [f"fine-tuning {_hours(bill.finetuning(bill.grids), device)}"] if bill.tunings else []
@@ -232,21 +232,14 @@ def plan_json(
         "costs": {
             "tokens": every.tokens,
             "flops": every.flops,
-            "device_hours": bill.hours(),
+            "device_hours": bill.hours(plan.jobs),
             "disk_bytes": every.disk,
         },
         "prices": bill.prices_json(left),
         "elapsed": asdict(took) | {"ends_at": _ending(took.seconds).isoformat("T", "minutes")}
         if took
         else None,
-        "cost": {
-            "an_hour": price,
-            "pretraining": bill.pretraining() * price,
-            "finetuning": bill.finetuning(bill.grids) * price,
-            "runs": bill.cost_by_run(plan, price),
-        }
-        if price
-        else None,
+        "cost": bill.cost(plan, price),
         "memory": {
             "device_bytes": MEMORY[bill.device],
             "jobs": [asdict(need) for need in needs(plan, bill.device)],
@@ -645,10 +638,6 @@ def _screening_lines(plan: Plan, grids: Sequence[TuningGrid]) -> list[str]:
     ]
 
 
-def _result_of(plan: Plan, model: str) -> str:
-    return next(name for name, key in plan.results.items() if key == model)
-
-
 def _bar(done: int, of: int, what: str) -> str:
     filled = round(BAR * done / max(1, of))
     return f"  {'█' * filled}{'░' * (BAR - filled)}  {done:,}/{of:,} {what}"
@@ -661,6 +650,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
     damaged: dict[str, str] = {}
     _corpus_lines(plan, store, damaged)
     left = TimeLeft(plan, store).estimate()
+    names = {key: name for name, key in reversed(plan.results.items())}
     return {
         "study": plan.study.name,
         "seconds_left": left.seconds if left else None,
@@ -673,7 +663,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "seconds_left": left.tuning if left else None,
             "grids": [
                 {
-                    "result": _result_of(plan, grid.model),
+                    "result": names[grid.model],
                     "task": grid.task.name,
                     "screened": grid.screened,
                     "extended": grid.extended,

@@ -76,9 +76,7 @@ class Bill:
     device: str
     efficiency: float | None = None  # if training jobs are priced by FLOPs: their share of the device's peak
     machine: PricedDevice | None = None  # if all is priced by measured speeds
-    jobs: dict[str, float] = field(default_factory=dict)  # work of each training job: seconds, or FLOPs
-    rate: float = 1.0  # work per second
-    priced: bool = False  # whether every training job has a price
+    jobs: dict[str, float] = field(default_factory=dict)  # seconds of each training job
     tunings: dict[Grid, float] = field(default_factory=dict)  # seconds of one fine-tuning
     grids: dict[Grid, int] = field(
         default_factory=dict
@@ -93,12 +91,11 @@ class Bill:
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
         """Return the hours of the training jobs `keys`, or of all, as far as they have a price."""
-        return sum(work for key, work in self.jobs.items() if keys is None or key in keys) / self.rate / 3600
+        return sum(seconds for key, seconds in self.jobs.items() if keys is None or key in keys) / 3600
 
-    def hours(self, keys: Collection[str] | None = None) -> float | None:
-        """Return the hours of the training jobs `keys`, or of all; None if some have no price."""
-        priced = self.priced if keys is None else set(keys) <= self.jobs.keys()
-        return self.pretraining(keys) if priced else None
+    def hours(self, keys: Collection[str]) -> float | None:
+        """Return the hours of the training jobs `keys`; None if some have no price."""
+        return self.pretraining(keys) if set(keys) <= self.jobs.keys() else None
 
     def finetuning(self, counts: Mapping[Grid, int]) -> float:
         """Return the hours of `counts` fine-tunings of each grid."""
@@ -106,21 +103,31 @@ class Bill:
 
     def elapsed(self, plan: Plan, left: Collection[str]) -> Elapsed | None:
         """Simulate the training jobs `left` and the fine-tunings that are not done; None if a job has no price."""
-        jobs = {key: self.jobs[key] / self.rate for key in left if key in self.jobs}
+        jobs = {key: self.jobs[key] for key in left if key in self.jobs}
         if len(jobs) < len(left) or not (jobs or self.left):
             return None
         fixed = (START_SECONDS, FIRST_TUNING_SECONDS) if self.machine else (0.0, 0.0)
         return elapsed(plan, jobs, self.tunings, self.left, self.workers, *fixed)
 
-    def cost_by_run(self, plan: Plan, price: float) -> dict[str, float]:
-        """Return what each run costs at `price` per hour of one device; what runs share counts for the first."""
-        costs: defaultdict[str, float] = defaultdict(float)
-        for key, work in self.jobs.items():
-            costs[plan.jobs[key].run.name] += work / self.rate / 3600 * price
+    def cost(self, plan: Plan, price: float) -> dict[str, Any] | None:
+        """Return what the plan costs at `price` per hour of one device, and each run; None without any price.
+
+        What runs share counts for the first.
+        """
+        hours: defaultdict[str, float] = defaultdict(float)
+        for key, seconds in self.jobs.items():
+            hours[plan.jobs[key].run.name] += seconds / 3600
         for grid, seconds in self.tunings.items():
             run = (plan.jobs.get(grid[0]) or plan.roots[grid[0]]).run
-            costs[run.name] += seconds * self.grids[grid] / 3600 * price
-        return dict(costs)
+            hours[run.name] += seconds * self.grids[grid] / 3600
+        if not price or not hours:
+            return None
+        return {
+            "an_hour": price,
+            "pretraining": self.pretraining() * price,
+            "finetuning": self.finetuning(self.grids) * price,
+            "runs": {name: count * price for name, count in hours.items()},
+        }
 
     def prices_json(self, left: Collection[str]) -> dict[str, Any] | None:
         """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
@@ -164,7 +171,7 @@ def bill(
     if tuned and made.machine:
         made = replace(made, left=left_of(plan, store))
     notes = (*made.notes, *made.unmeasured)
-    if here == "cpu" and (made.hours() or 0.0) > LONG:
+    if here == "cpu" and (made.hours(plan.jobs) or 0.0) > LONG:
         notes = (*notes, f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}")
     texts = tuple(texts_of(plan, store))
     return replace(made, notes=notes, texts=texts, workers=max(1, workers), dated=workers > 0)
@@ -182,16 +189,15 @@ def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, measu
     if plan.jobs and not made.jobs and not made.tunings and made.unmeasured and device in DEVICES:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
         by_flops = price_by_flops(plan, device, EFFICIENCY, why, *made.notes)
-        return by_flops if by_flops.priced else made
+        return made if by_flops.hours(plan.jobs) is None else by_flops
     return made
 
 
 def price_by_flops(plan: Plan, device: str, efficiency: float, *notes: str) -> Bill:
     """Price training jobs by their FLOPs at a share of a device's peak; fine-tunings have no price."""
-    flops = {key: flops_of(job) for key, job in plan.jobs.items()}
-    jobs = {key: count for key, count in flops.items() if count is not None}
     rate = peak_of(device) * efficiency
-    return Bill(device, efficiency, jobs=jobs, rate=rate, priced=len(jobs) == plan.job_count, notes=notes)
+    jobs = {key: count / rate for key, job in plan.jobs.items() if (count := flops_of(job)) is not None}
+    return Bill(device, efficiency, jobs=jobs, notes=notes)
 
 
 def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
@@ -219,7 +225,6 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
         machine.name,
         machine=machine,
         jobs=jobs,
-        priced=len(jobs) == plan.job_count,
         tunings=tunings,
         grids=grids,
         left=grids,

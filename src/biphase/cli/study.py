@@ -145,9 +145,8 @@ def plan(
     plan, store, _ = planned(study_file, store_folder, verify=verify)
     tuned = count(plan, store)
     done = settled(plan, store, tuned)
-    measure = f"biphase bench {with_store(Path('scale'), store_folder)} --save"
     device = device or (gpus_at_hand() if gpus else "")
-    priced = bill(plan, store, device, efficiency, tuned=tuned.done, measure=measure, workers=gpus)
+    priced = bill(plan, store, device, efficiency, tuned=tuned.done, workers=gpus)
     claims = []
     if tuned.done < tuned.of:
         claims = verdicts.prospects(plan, gather(plan, store) if tuned.done else None, papers_of(plan.study))

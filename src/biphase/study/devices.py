@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -304,6 +305,7 @@ class PricedDevice:
 
     name: str
     measurements: dict[str, Measurement]  # by precision
+    measure: str = MEASURE  # the command that measures a device, for messages
 
     @property
     def title(self) -> str:
@@ -355,25 +357,28 @@ def short_name(title: str) -> str:
     return "-".join(words) or "gpu"
 
 
+def measure_into(store: Store) -> str:
+    """Return the command that measures a device into this store."""
+    usual = os.environ.get("BIPHASE_STORE") or "store"
+    where = "" if str(store.root) == usual else f"--store {shlex.quote(str(store.root))} "
+    return MEASURE.replace("--save", f"{where}--save")
+
+
 def known_devices(store: Store, shipped: Path = SHIPPED) -> set[str]:
     """Return the names of the devices that were measured, or whose peak is known."""
     return {*DEVICES, *_names(store.root / "devices"), *_names(shipped)}
 
 
-def device_named(
-    name: str, store: Store, shipped: Path = SHIPPED, *, measure: str = MEASURE
-) -> PricedDevice | None:
-    """Return the measured device of this name, or None if only its peak is known; refuse any other name.
-
-    `measure`: the command that measures a device into this store, for messages.
-    """
+def device_named(name: str, store: Store, shipped: Path = SHIPPED) -> PricedDevice | None:
+    """Return the measured device of this name, or None if only its peak is known; refuse any other name."""
     known = known_devices(store, shipped)
     if name not in known:
         raise SpecError(f"there is no device {name!r}; {nearest(name, sorted(known))}")
     files = {path.stem: path for path in sorted((shipped / name).glob("*.json"))}
     files |= {path.stem: path for path in sorted((store.root / "devices" / name).glob("*.json"))}
+    measure = measure_into(store)
     measured = {precision: _read(path, shipped, measure) for precision, path in files.items()}
-    return PricedDevice(name, measured) if measured else None
+    return PricedDevice(name, measured, measure) if measured else None
 
 
 def _names(folder: Path) -> set[str]:

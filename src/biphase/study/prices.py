@@ -39,13 +39,13 @@ from biphase.study.costs import (
     texts_of,
 )
 from biphase.study.devices import (
-    MEASURE,
     PLANNED_DEVICE,
     PricedDevice,
     Speeds,
     at_hand,
     device_named,
     known_devices,
+    measure_into,
 )
 from biphase.study.ledger import finished, lenders, screened_in, tuning_grids
 from biphase.study.plan import Plan, TrainingJob
@@ -154,20 +154,19 @@ def bill(
     efficiency: float | None,
     *,
     tuned: int,
-    measure: str = MEASURE,
     workers: int = 0,
 ) -> Bill:
     """Price a plan on `device`, by default the one of this machine.
 
     If `efficiency` is given, hours are FLOPs at that share of the peak, even where speeds were measured. `tuned`: how
-    many fine-tunings are done. `workers`: how many devices were asked for; 0: one. `measure`: the command that measures a device into this store, for messages.
+    many fine-tunings are done. `workers`: how many devices were asked for; 0: one.
     """
     here = "" if device else at_hand()
     if here and here not in known_devices(store):
-        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure}. Or: --device {PLANNED_DEVICE}"
+        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure_into(store)}. Or: --device {PLANNED_DEVICE}"
         made = Bill(here, notes=(why,))
     else:
-        made = _bill(plan, store, device or here, efficiency, measure)
+        made = _bill(plan, store, device or here, efficiency)
     if tuned and made.machine:
         made = replace(made, left=left_of(plan, store))
     notes = (*made.notes, *made.unmeasured)
@@ -177,15 +176,15 @@ def bill(
     return replace(made, notes=notes, texts=texts, workers=max(1, workers), dated=workers > 0)
 
 
-def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, measure: str) -> Bill:
-    machine = device_named(device, store, measure=measure)
+def _bill(plan: Plan, store: Store, device: str, efficiency: float | None) -> Bill:
+    machine = device_named(device, store)
     if efficiency is not None:
         return price_by_flops(plan, device, efficiency)
     if machine is None:
         without = ", without fine-tunings" if plan.study.finetune else ""
-        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
+        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure_into(store)}"
         return price_by_flops(plan, device, EFFICIENCY, why)
-    made = price(plan, machine, measure=measure)
+    made = price(plan, machine)
     if plan.jobs and not made.jobs and not made.tunings and made.unmeasured and device in DEVICES:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
         by_flops = price_by_flops(plan, device, EFFICIENCY, why, *made.notes)
@@ -200,12 +199,9 @@ def price_by_flops(plan: Plan, device: str, efficiency: float, *notes: str) -> B
     return Bill(device, efficiency, jobs=jobs, notes=notes)
 
 
-def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
-    """Predict the seconds of every training job and fine-tuning of a plan from a device's measured speeds.
-
-    `measure`: the command that measures a device, for messages.
-    """
-    pricing = _Pricing(machine, measure)
+def price(plan: Plan, machine: PricedDevice) -> Bill:
+    """Predict the seconds of every training job and fine-tuning of a plan from a device's measured speeds."""
+    pricing = _Pricing(machine)
     jobs = {key: seconds for key, job in plan.jobs.items() if (seconds := pricing.job(job)) is not None}
     tunings, grids = {}, {}
     runs = {key: node.run for key, node in (*plan.roots.items(), *plan.jobs.items())}
@@ -249,7 +245,6 @@ class _Pricing:
     """Prices jobs and fine-tunings; caches shapes, sizes and tunings, and collects notes."""
 
     machine: PricedDevice
-    measure: str  # the command that measures a device
     used: dict[str, None] = field(default_factory=dict)  # precisions by which something was priced
     notes: dict[str, None] = field(default_factory=dict)
     shapeless: dict[str, None] = field(default_factory=dict)  # names of models with unknown shape
@@ -338,7 +333,7 @@ class _Pricing:
             if worst > DOUBTFUL:
                 self._note(
                     f"the measured steps of {self.machine.name} contradict each other by up to {worst:.0%}, so these "
-                    f"hours are rough. With nothing else running, type: {self.measure}"
+                    f"hours are rough. With nothing else running, type: {self.machine.measure}"
                 )
             return speeds
         self.unmeasured.setdefault(precision, {})[work] = None
@@ -368,7 +363,7 @@ class _Pricing:
         """Return a note for each precision that was not measured."""
         return tuple(
             f"{' and '.join(work)} in {precision} {'were' if len(work) > 1 else 'was'} not measured on "
-            f"{self.machine.name} and left out. There, type: {self.measure} --precision {precision}"
+            f"{self.machine.name} and left out. There, type: {self.machine.measure} --precision {precision}"
             for precision, work in self.unmeasured.items()
         )
 

@@ -70,7 +70,10 @@ Nodes = Annotated[int, typer.Option(min=1, help="machines that work together; ty
 Node = Annotated[int, typer.Option(min=0, help="with --nodes: which of them this is, from 0")]
 Head = Annotated[
     str,
-    typer.Option(metavar="HOST:PORT", help="with --nodes: address of node 0, and a free port there"),
+    typer.Option(
+        metavar="HOST:PORT",
+        help="with --nodes: address of node 0, and a free port there (validate: the first of five)",
+    ),
 ]
 Profile = Annotated[
     Path | None,

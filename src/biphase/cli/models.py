@@ -130,7 +130,7 @@ def adapt(
     grid = finetuning(chosen, lrs, seeds, "standard", "", "", 0, discard) if chosen else None
     store = Store.open(store_folder)
     study = adaptation(model, options, store, grid)
-    at = "" if with_store(Path("x"), store_folder) == "x" else f" --store {shlex.quote(str(store_folder))}"
+    at = with_store(Path(), store_folder).removeprefix(".")
     _compute(
         "adapt", study, store, pretrains=True, quiet=quiet, track=track, processes=processes, limit=limit, as_json=as_json,
         more=lambda plan: before_after(plan, store, at),

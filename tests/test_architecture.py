@@ -42,7 +42,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 LIGHT = [
     "errors", "records", "specs", "presets", "catalog", "store", "leases", "keys", "metadata", "text", "protocol",
     "data.corpus", "tasks.files", "study.load", "study.plan", "study.costs", "study.describe", "study.ledger",
-    "study.build", "study.new", "study.prices", "study.many_gpus", "study.devices", "study.archive",
+    "study.build", "study.prices", "study.many_gpus", "study.devices", "study.archive",
     "cluster.launch", "cluster.workers", "cluster.slurm", "doctor", "progress",
 ]  # fmt: skip
 HEAVY = {

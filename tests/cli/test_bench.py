@@ -22,17 +22,10 @@ def test_pretraining_stands_beside_the_trainer(verb):
     found = json.loads(out)
     (result,) = found["results"]
     assert sides(result) == ["biphase", "trainer"]
-    assert (result["objective"], result["rows"]) == ("mlm", 4)
-    ours = result["sides"]["biphase"]
-    assert ours["tokens_per_second"] == pytest.approx(4 * 128 / ours["seconds"])
-    assert ours["ready_seconds"] > 0
-    assert result["ratios"]["trainer"] == pytest.approx(
-        ours["tokens_per_second"] / result["sides"]["trainer"]["tokens_per_second"]
-    )
+    ours, theirs = (side["tokens_per_second"] for side in result["sides"].values())
+    assert result["ratios"]["trainer"] == pytest.approx(ours / theirs)
     (profile,) = found["profiles"].values()
     assert {"GEMMs", "attention", "optimizer"} <= set(profile)
-    assert found["name"] == "cpu"
-    assert found["command"].startswith("biphase bench pretrain --size 1m")
 
 
 def test_finetuning_stands_beside_the_trainer(verb):
@@ -73,14 +66,10 @@ def test_scale_is_saved_as_the_cost_model_reads_it(verb, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("pretran",), "'pretrain'"),
         (("--objective", "mntp"), "'mlm', 'clm'"),
-        (("--ratio", "40"), "0.99"),
         (("--steps", "-3"), "--steps"),
         (("--vocab", "3"), "64"),
-        (("--size", "9m"), "known: 1m, 2m, 8m"),
         (("--precision", "fp8"), "'bf16', 'fp32'"),
-        (("finetune", "--ratio", "0.3"), "type bench pretrain --ratio 0.3"),
         (("scale", "--vocab", "128"), "--vocab means nothing to bench scale"),
         (("job", "--profile"), "type bench pretrain --profile"),
         (("job", "--steps", "1"), "--steps 2"),

@@ -27,7 +27,7 @@ from biphase.catalog import CATALOG, TASKS
 from biphase.errors import SpecError
 from biphase.metadata import TRIAL, VALUES
 from biphase.store import Store, read_json
-from biphase.study.build import AdaptOptions, adaptation, comparison, evaluation, finetuning
+from biphase.study.build import AdaptOptions, adaptation, evaluation, finetuning
 from biphase.study.ledger import finetunings
 from biphase.study.plan import identities, make_plan, save_plan
 
@@ -49,7 +49,7 @@ def published(store):
 
 
 def asked(model, store, finetune=GRID):
-    return evaluation(str(model), finetune, store)
+    return evaluation([str(model)], finetune, store)
 
 
 def refused(words, call):
@@ -109,7 +109,7 @@ def test_only_models_of_one_name_get_a_number(store, tmp_path):
     for folder in folders:
         folder.mkdir(parents=True)
         (folder / "config.json").write_text("{}")
-    study = comparison([str(folder) for folder in folders], GRID, store, 1.0)
+    study = evaluation([str(folder) for folder in folders], GRID, store, effect=1.0)
     assert [run.name for run in study.runs] == ["m-20", "m", "m-2", "m-2-2"]
 
 
@@ -143,14 +143,9 @@ def test_rates_and_seeds_are_listed_or_counted():
     ("fields", "facts"),
     [
         ({"lrs": "fast"}, "'fast'.*--lrs 1e-5,3e-5"),
-        ({"lrs": "1e-5,"}, "--lrs: ''"),
-        ({"lrs": "nan"}, "lrs.*nan"),
         ({"lrs": "3"}, "lrs.*0 and 1.*3"),
         ({"seeds": "0-x"}, "'x'.*--seeds 0-4 or 0,1,2"),
-        ({"seeds": "1.5"}, "--seeds: '1.5'"),
         ({"seeds": "4-0"}, "seeds.*not empty"),
-        ({"seeds": "-1"}, "--seeds: ''"),
-        ({"seeds": "0-2,1"}, "seeds.*distinct.*2, 1"),
     ],
 )
 def test_a_grid_that_makes_no_sense_is_refused_in_one_line(fields, facts):
@@ -182,6 +177,18 @@ SMALL = ("--lrs", "1e-3,4e-3", "--seeds", "0-1", "--steps", "2", "--quiet")
 def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv, tmp_path, name):
     store = Store(tmp_path / "store")
     command = ("evaluate", model_folders[name], "--tasks", own_csv, "--store", store.root, *SMALL)
+    code, out, told = verb(*command, "--dry-run")
+    assert (code, told, store.root.exists()) == (0, "", False)
+    said = dict(line.strip().split(None, 1) for line in out.splitlines() if line.startswith("  "))
+    for field, beginning in (
+        ("family", "SC"), ("columns", "text, label"), ("text", "{text}"), ("labels", "bad, good"),
+        ("train", "45 rows; 2 steps of 32"), ("validation", "3 rows"), ("test", "10 rows"),
+    ):  # fmt: skip
+        assert said[field].startswith(beginning)
+    examples = [line.rsplit("→ ", 1)[1] for line in out.splitlines() if line.startswith("  example")]
+    assert sorted(examples) == ["bad", "good"]
+    assert json.loads(verb(*command, "--dry-run", "--json")[1])[0]["name"] == "reviews"
+
     code, out, told = verb(*command)
     assert code == 0
     assert f"in {store.root}" in out
@@ -202,27 +209,6 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     (scores,) = json.loads(again)["scores"]
     assert (scores["done"], scores["of"], scores["task"]) == (4, 4, "reviews")
     assert f"{sum(scores['test']) / 2 * 100:.2f}" in row
-
-
-def test_a_dry_run_says_what_was_understood_and_leaves_nothing(verb, model_folders, own_csv, tmp_path):
-    command = ("evaluate", model_folders["bert"], "--tasks", own_csv, "--store", tmp_path / "s", *SMALL)
-    code, out, told = verb(*command, "--dry-run")
-    assert (code, told) == (0, "")
-    assert not (tmp_path / "s").exists()
-    said = dict(line.strip().split(None, 1) for line in out.splitlines() if line.startswith("  "))
-    for field, beginning in (
-        ("family", "SC"), ("columns", "text, label"), ("text", "{text}"), ("labels", "bad, good"),
-        ("train", "45 rows; 2 steps of 32"), ("validation", "3 rows"), ("test", "10 rows"),
-    ):  # fmt: skip
-        assert said[field].startswith(beginning)
-    examples = [line.rsplit("→ ", 1)[1] for line in out.splitlines() if line.startswith("  example")]
-    assert sorted(examples) == ["bad", "good"]
-    code, out, _ = verb(*command, "--dry-run", "--json")
-    assert json.loads(out)[0]["name"] == "reviews"
-
-
-def plain(part, n):
-    return {"text": f"{part} {n}", "category": "ab"[n % 2]}
 
 
 FACTS = ("--quiet", "--documents", "judged")
@@ -292,22 +278,19 @@ def test_what_is_not_said_is_what_works(adapted, folder, corpus):
     assert run.heldout_every == 20
 
 
-@pytest.mark.parametrize(
-    ("wishes", "field", "value"),
-    [
-        ({"objective": "mntp", "ratio": 0.2}, "stages", (Stage(MNTP(0.2), 100),)),
-        ({"lr": 1e-3, "warmup": 0.1, "decay": 0.5}, "schedule", WSD(1e-3, 10, 50)),
-        ({"lora": 4}, "adapter", LoRA(rank=4, alpha=8)),
-        ({"lora": 4}, "schedule", WSD(1e-3, 5, 20)),
-        ({"length": 32, "batch_rows": 3}, "batch_tokens", 96),
-        ({"seed": 3}, "seed", 3),
-        ({"heldout_tokens": 2_000}, "heldout_tokens", 2_000),
-        ({"steps": 3, "heldout_tokens": 512}, "heldout_every", 1),
-    ],
-    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
-)
-def test_each_wish_has_its_field(adapted, wishes, field, value):
-    assert getattr(adapted(**wishes).runs[0], field) == value
+def test_each_wish_has_its_field(adapted):
+    (run,) = adapted(
+        objective="mntp", ratio=0.2, lr=1e-3, warmup=0.1, decay=0.5, lora=4, length=32, batch_rows=3, seed=3,
+        heldout_tokens=2_000, freeze_embeddings=True, precision="fp32", layer_decay=0.9, rope_base=1e5,
+    ).runs  # fmt: skip
+    (usual,) = adapted().runs
+    assert run == replace(
+        usual, name="decoder-mntp", stages=(Stage(MNTP(0.2), 100, rope_base=1e5),), schedule=WSD(1e-3, 10, 50),
+        adapter=LoRA(rank=4, alpha=8), packing=Chunks(32), batch_tokens=96, seed=3, heldout_tokens=2_000,
+        freeze="embeddings", precision="fp32", optimizer=AdamW(layer_decay=0.9),
+    )  # fmt: skip
+    assert adapted(lora=4).runs[0].schedule == WSD(1e-3, 5, 20)
+    assert adapted(steps=3, heldout_tokens=512).runs[0].heldout_every == 1
 
 
 def test_a_checkpoint_is_continued_with_new_optimizer_state_from_the_beginning_of_its_text(plan, finished):

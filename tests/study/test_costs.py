@@ -1,9 +1,10 @@
 """FLOPs, tokens and bytes: against published figures, by hand, and unknown where they are not known."""
 
 import json
-import struct
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from biphase import (
     BPE,
@@ -22,7 +23,6 @@ from biphase import (
     Rows,
     Stage,
     Study,
-    Uniform,
 )
 from biphase.keys import Identities
 from biphase.presets import LLAMA3, SIZES
@@ -68,7 +68,7 @@ def test_flops_and_parameters_are_the_published_ones(size, giga, trained):
     )
 
 
-@pytest.mark.parametrize(("length", "shortest"), [(2048, 12), (64, 12), (24, 12), (25, 12), (10, 1)])
+@pytest.mark.parametrize(("length", "shortest"), [(2048, 12), (25, 12), (10, 1)])
 def test_the_attended_length_of_chunks_is_the_mean_over_all_cuts(length, shortest):
     cuts = range(shortest, length - shortest + 1)
     mean = sum((r * r + (length - r) ** 2) / length for r in cuts) / len(cuts)
@@ -79,13 +79,8 @@ def test_the_attended_length_of_chunks_is_the_mean_over_all_cuts(length, shortes
     ("objective", "packing", "share"),
     [
         (CLM(), Rows(64), 63 / 64),
-        (CLM(), Chunks(64), 62 / 64),
-        (MLM(0.4), Rows(64), 0.4),
-        (MLM(0.4), Chunks(64), 0.4),
         (MNTP(0.4), Chunks(64), 0.4 * 62 / 64),
         (MLM(Linear(0.4, 0.2, 4)), Rows(64), (0.4 + 0.35 + 0.3 + 0.25 + 6 * 0.2) / 10),
-        (MLM(Uniform(0.2, 0.6)), Rows(64), 0.4),
-        (Mix({CLM(): 3, MLM(0.4): 1}), Rows(64), 0.75 * 63 / 64 + 0.25 * 0.4),
         (
             Mix({MLM(0.2): Linear(1, 0, 4), MLM(0.4): Linear(0, 1, 4)}),
             Rows(64),
@@ -105,7 +100,7 @@ def test_the_flops_of_a_mixture_are_those_of_its_rows():
 
 
 @pytest.mark.parametrize("way", [Linear(0.4, 0.2, 7), Cosine(0.5, 0.15, 7)])
-@pytest.mark.parametrize(("first", "until"), [(0, 1), (0, 20), (3, 9), (7, 12), (8, 9), (2, 5)])
+@pytest.mark.parametrize(("first", "until"), [(0, 20), (8, 9)])
 def test_the_mean_ratio_is_the_mean_of_what_training_does(way, first, until):
     each = [MLM(way).ratio_at(step) for step in range(first, until)]
     assert way.mean(first, until) == pytest.approx(sum(each) / len(each), rel=1e-12)
@@ -131,7 +126,7 @@ def test_flops_of_a_job_are_the_sum_by_hand():
 
 
 def model_folder(folder, *, tied, **config):
-    """A model's configuration and the header of its weights, in a Llama's names."""
+    """A model's configuration and weights, in a Llama's names."""
     vocab, hidden, kv, ffn, layers = 50, 8, 4, 16, 2
     shapes = {"model.embed_tokens.weight": [vocab, hidden], "model.norm.weight": [hidden]}
     for layer in range(layers):
@@ -144,11 +139,9 @@ def model_folder(folder, *, tied, **config):
     if not tied:
         shapes["lm_head.weight"] = [vocab, hidden]
     shapes["model.position_embeddings.weight"] = [10, hidden]
-    header = {
-        name: {"dtype": "F32", "shape": shape, "data_offsets": [0, 0]} for name, shape in shapes.items()
-    }
-    text = json.dumps({"__metadata__": {}} | header).encode()
-    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    save_file(
+        {name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, folder / "model.safetensors"
+    )
     said = {"num_hidden_layers": layers, "num_attention_heads": 2, "hidden_size": hidden, "vocab_size": vocab}
     (folder / "config.json").write_text(json.dumps(said | config))
     return run((CLM(), 3), start=Hub(str(folder)), precision="fp32")
@@ -166,14 +159,11 @@ def test_a_local_model_is_measured_by_its_files(tmp_path, tied):
 # ---------------------------------------------------------------- text lengths of tasks
 
 
-MINIS = ("sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini")
-
-
-@pytest.mark.parametrize("name", MINIS)
-@pytest.mark.parametrize("documents", ["judged", "all"])
-def test_the_table_says_what_reading_the_files_finds(name, documents):
-    listed, read = sizes_of(CATALOG[name], documents), costs_module._read(CATALOG[name], documents)
-    assert listed == read
+@pytest.mark.parametrize("name", ["sources-mini", "wikiann-mini", "squadshifts-mini", "scifact-mini"])
+def test_the_table_says_what_reading_the_files_finds(name):
+    for documents in ("judged", "all"):
+        listed, read = sizes_of(CATALOG[name], documents), costs_module._read(CATALOG[name], documents)
+        assert listed == read
 
 
 def test_tokens_are_cut_at_the_limit_and_windows_cover_all():

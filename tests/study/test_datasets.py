@@ -220,7 +220,6 @@ def test_a_test_part_without_labels_is_not_scored_but_validation_is(unlabelled, 
     ("columns", "text", "label"),
     [
         (("premise", "hypothesis", "label", "idx"), "Premise: {premise}\nHypothesis: {hypothesis}", "label"),
-        (("sentence1", "sentence2", "label"), "Sentence 1: {sentence1}\nSentence 2: {sentence2}", "label"),
         (("question", "title", "passage", "answer"), "Question: {question}\nPassage: {passage}", "answer"),
         (("idx", "tweet", "sentiment"), "{tweet}", "sentiment"),
         (("id", "Text", "Label"), "{Text}", "Label"),
@@ -253,7 +252,6 @@ def test_columns_labels_and_family_may_be_said(tmp_path):
     ("values", "labels"),
     [
         ([10, 9, 2], ("2", "9", "10")),
-        ([1.0, 0.0], ("0", "1")),
         (["10", "9"], ("9", "10")),
         ([True, False], ("False", "True")),
         (["b", "1"], ("1", "b")),
@@ -274,7 +272,6 @@ def test_labels_are_read_from_the_data_in_order(values, labels, tmp_path):
         ("train.jsonl:1.*a row", [["a", "b"]] * 9),
         *(("train.jsonl:2.*'label'", ["good", nothing]) for nothing in (None, "  ", float("nan"), {"x": 1})),
         ("train.jsonl:2.*'good '.*space", ["good", "good "]),
-        ("train.jsonl:2.*' good'.*space", ["good", " good"]),
         ("'label'.*'good',.*--label COLUMN", ["good", "good"]),
     ],
 )
@@ -295,8 +292,16 @@ def test_words_and_tags_are_token_classification(tmp_path):
     refused("--labels.*O.*--label COLUMN", numbered, labels="B-PER,I-PER")
 
 
-@pytest.mark.parametrize("part", ["train", "validation", "test"])
-@pytest.mark.parametrize("nothing", [{"text": [], "answer_start": []}, "", None, [], [""]])
+@pytest.mark.parametrize(
+    ("part", "nothing"),
+    [
+        ("train", {"text": [], "answer_start": []}),
+        ("validation", ""),
+        ("test", None),
+        ("train", []),
+        ("test", [""]),
+    ],
+)
 def test_questions_without_an_answer_are_looked_for_in_every_part(part, nothing, tmp_path):
     parts = {name: questions(30) for name in ("train", "validation", "test")}
     parts[part] += questions(1, nothing)
@@ -506,14 +511,6 @@ def test_several_labels_are_a_list_or_columns_of_0_and_1(tmp_path):
             {"article": "long", "question": "who?", "options": ["a dog", "a cat"], "answer": "B"},
             Choose("{article}\n{question}\n{choice}", "options", "answer"),
         ),
-        (
-            {"ctx": "who?", "endings": ["a dog", "a cat"], "label": "1"},
-            Choose("{ctx}\n{choice}", "endings", "label"),
-        ),
-        (
-            {"premise": "who?", "choice1": "a dog", "choice2": "a cat", "label": 1},
-            Choose("{premise}\n{choice}", ("choice1", "choice2"), "label"),
-        ),
         (  # COPA
             {"premise": "It ran.", "choice1": "a dog", "choice2": "a cat", "question": "who?", "label": 1},
             Choose("{premise}\n{question}\n{choice}", ("choice1", "choice2"), "label"),
@@ -521,10 +518,6 @@ def test_several_labels_are_a_list_or_columns_of_0_and_1(tmp_path):
         (  # PIQA
             {"goal": "who?", "sol1": "a dog", "sol2": "a cat", "label": 1},
             Choose("{goal}\n{choice}", ("sol1", "sol2"), "label"),
-        ),
-        (
-            {"question": "who?", "choices": ["a dog", "a cat"], "answer": "a cat"},
-            Choose("{question}\n{choice}", "choices", "answer"),
         ),
     ],
 )
@@ -543,10 +536,8 @@ def test_choices_as_datasets_of_the_hub_have_them(columns, form, tmp_path):
         ({"answer": "C"}, "'C'.*2 choices"),
         ({"answer": -1}, "no answer"),
         ({"choices": ["a"]}, "1 choices"),
-        ({"choices": "a"}, "no list of choices"),
         ({"choices": ["a", " "]}, "without text"),
         ({"choices": [{"text": "a"}, {"text": "b"}]}, r"no list of choices as texts.*\"text\": \["),
-        ({"choices": {"A": "a", "B": "b"}}, r"no list of choices as texts.*\"text\": \["),
     ],
 )
 def test_a_question_without_its_right_choice_is_refused_with_its_place(bad, words, tmp_path):
@@ -564,15 +555,10 @@ def test_a_question_without_its_right_choice_is_refused_with_its_place(bad, word
         (["1", "2", "3"], "3", 2),  # a text, as there is no place 3
         (["1", "2", "3"], "C", 2),
         (["0", "1", "9"], "1", 1),  # text and place agree
-        (["40", "2", "0"], "40", 0),
-        (["40", "2", "0"], 0, 0),
         (["40", "2", "0"], "1", 1),
         ({"label": ["A", "B"], "text": ["B", "A"]}, "A", 0),  # labels of the data win
-        ({"label": ["2", "1"], "text": ["1", "0"]}, "1", 1),
         ({"label": ["x", "y"], "text": ["a", "b"]}, "b", 1),
         (["40", "2", "0"], "0", None),  # the text of the third, or the place of the first
-        (["7", "5", "1", "0"], "1", None),
-        (["B", "A"], "A", None),
         (["a", "a"], "a", None),
         ({"label": ["A", "A"], "text": ["a", "b"]}, "A", None),
     ],

@@ -111,7 +111,7 @@ def test_a_damaged_device_file_is_refused(tmp_path, change):
     device(store.root / "devices", **({} if change == "{" else change))
     if change == "{":
         (tmp_path / "devices" / "fast" / "bf16.json").write_text(change)
-    with pytest.raises(StoreError, match=r"bf16\.json .*biphase bench scale --save"):
+    with pytest.raises(StoreError, match=r"bf16\.json .*biphase bench scale .*--save"):
         device_named("fast", store)
 
 
@@ -131,11 +131,13 @@ def test_shipped_devices_can_be_read(tmp_path):
     [("NVIDIA H200", "h200"), ("NVIDIA GeForce RTX 3060", "rtx-3060"), ("", "cpu")],
 )
 def test_this_machine_s_device_is_its_first_gpu_or_its_cpu(model, name, tmp_path, monkeypatch):
-    monkeypatch.setattr(devices, "DRIVER", tmp_path)
+    tool = tmp_path / "nvidia-smi"
+    tool.write_text(f"#!/bin/sh\necho '{model}'\necho 'NVIDIA A100'\n" if model else "#!/bin/sh\nexit 9\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    if model:
-        (tmp_path / "0000:19:00.0").mkdir()
-        (tmp_path / "0000:19:00.0" / "information").write_text(f"Model: \t\t {model}\nIRQ:  \t\t 1\n")
+    devices._first_gpu.cache_clear()
     assert at_hand() == name
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert at_hand() == "cpu", "hidden GPUs are not computed on"
+    devices._first_gpu.cache_clear()

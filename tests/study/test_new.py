@@ -7,8 +7,8 @@ import pytest
 from common import sentences, write_lines, write_task
 
 from biphase.store import Store
+from biphase.study.build import QUESTIONS
 from biphase.study.load import load
-from biphase.study.new import QUESTIONS
 from biphase.study.plan import identities, make_plan
 from biphase.study.prices import bill
 

@@ -68,12 +68,8 @@ CASES = [
 SPEEDS = fit(CASES)
 
 
-def fast(speeds=SPEEDS):
-    measured = Measurement("NVIDIA Fast", "2026-11-15", "2.11.0", False, tuple(CASES), speeds)
-    return PricedDevice("fast", {"bf16": measured})
-
-
-FAST = fast()
+MEASURED = Measurement("NVIDIA Fast", "2026-11-15", "2.11.0", False, tuple(CASES), SPEEDS)
+FAST = PricedDevice("fast", {"bf16": MEASURED})
 
 
 def run(name, *stages, start=SIZES["210m"], **fields):
@@ -88,17 +84,12 @@ def plan_of(*runs, finetune=None):
     return make_plan(Study("s", runs, finetune), OUTSIDE)
 
 
-def tuning(*tasks, of=ONE, **fields):
-    """The seconds of all fine-tunings of one run on these tasks."""
-    made = price(plan_of(of, finetune=Finetune(tasks, **fields)), FAST)
-    return 3600 * made.finetuning(made.grids)
-
-
-def store_with(folder, cases=CASES, name="fast"):
-    (folder / "devices" / name).mkdir(parents=True)
-    told = {"device": "NVIDIA Fast", "date": "2026-11-15", "versions": {"torch": "2.11.0"}, "cases": cases}
-    file = folder / "devices" / name / "bf16.json"
-    file.write_text(json.dumps(with_checksum(told | {"speeds": asdict(fit(cases))})))
+def store_with(folder):
+    place = folder / "devices" / "fast"
+    place.mkdir(parents=True)
+    told = {"device": MEASURED.title, "date": MEASURED.date, "versions": {"torch": MEASURED.torch}}
+    facts = told | {"cases": CASES, "speeds": asdict(SPEEDS)}
+    (place / "bf16.json").write_text(json.dumps(with_checksum(facts)))
     return Store(folder)
 
 
@@ -149,9 +140,10 @@ def test_what_cannot_be_priced_is_left_out_and_said():
     far = run("far", (CLM(), 10), start=Hub("org/m", revision="1"), corpus=theirs)
     small = run("small", (CLM(), 10), start=SIZES["8m"])
     tasks = tuple(CATALOG[name] for name in ("sst2", "record"))
-    made = price(plan_of(ONE, far, small, finetune=Finetune(tasks)), FAST)
+    plan = plan_of(ONE, far, small, finetune=Finetune(tasks))
+    made = price(plan, FAST)
     assert len(made.jobs) == 1
-    assert not made.priced
+    assert made.hours(plan.jobs) is None
     assert {task for _, task, _ in made.tunings} == {"sst2"}
     assert {task for _, task, _ in made.grids} == {"sst2", "record"}
     facts = (("record",), ("org/m",), ("fp32", "fast", "biphase bench scale --save --precision fp32"))
@@ -185,7 +177,7 @@ def test_what_is_left_is_priced_too(tmp_path):
     assert json.loads(json.dumps(told)) == told
     prices = told["prices"]
     assert prices["pretraining_hours_left"] == 0
-    each = {grid["task"]: grid["seconds_each"] for grid in prices["grids"]}
+    each = {task: seconds for (_, task, _), seconds in made.tunings.items()}
     assert prices["finetuning_hours_left"] == pytest.approx(each["mnli"] / 3600)
     assert prices["finetuning_hours"] == pytest.approx(2 * (each["sst2"] + each["mnli"]) / 3600)
     assert told["costs"]["device_hours"] == pytest.approx(prices["pretraining_hours"])
@@ -227,7 +219,7 @@ def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(ve
     assert all(fact in out for fact in ("2026-11-15", "torch 2.11.0", "fine-tuning"))
     told = json.loads(verb(*typed, "fast", "--json")[1])
     assert told["efficiency"] is None
-    assert {grid["task"] for grid in told["prices"]["grids"]} == {"sst2"}
+    assert told["prices"]["finetuning_hours"] > 0
     _, out, _ = verb(*typed, "a100")
     assert all(fact in out for fact in ("a100 at 40%", f"biphase bench scale --store {store} --save"))
     (tmp_path / "store" / "devices" / "fast" / "bf16.json").write_text("{")
@@ -240,28 +232,18 @@ def test_the_verb_prices_on_a_measured_device_and_says_how_to_measure_another(ve
 # ---------------------------------------------------------------- elapsed time
 
 
-def short_run(name, *stages):
-    return Pretrain(
-        name,
-        start=SIZES["1m"],
-        corpus="builtin",
-        stages=tuple(Stage(*one) for one in stages),
-        batch_tokens=128,
-        packing=Rows(64),
-        schedule=WSD(warmup=0, decay=0),
-    )
-
-
 @pytest.fixture(scope="module")
 def plan():
     """A trunk of 10 steps with two branches of 20 and 30, and a run of 40 steps apart; two fine-tunings each."""
+    short = {"start": SIZES["1m"], "corpus": "builtin", "batch_tokens": 128, "packing": Rows(64)}
     runs = (
-        short_run("a", (CLM(), 10), (MLM(0.4), 20)),
-        short_run("b", (CLM(), 40)),
-        short_run("m", (MLM(0.4), 40)),
+        run("a", (CLM(), 10), (MLM(0.4), 20), **short),
+        run("b", (CLM(), 40), **short),
+        run("m", (MLM(0.4), 40), **short),
     )
-    grid = Finetune((CATALOG["sources-mini"],), lrs=(1e-3,), seeds=(0, 1), protocol="standard")
-    return make_plan(Study("s", runs, grid), OUTSIDE)
+    return plan_of(
+        *runs, finetune=Finetune((CATALOG["sources-mini"],), lrs=(1e-3,), seeds=(0, 1), protocol="standard")
+    )
 
 
 def priced(plan):
@@ -279,12 +261,9 @@ def test_branches_wait_for_their_trunk_and_fine_tunings_for_their_model(plan, wo
     assert (took.chain, took.ends) == (45.0, "b")
     assert seconds is None or took.seconds == pytest.approx(seconds)
     assert took.seconds >= max(took.chain, (sum(jobs.values()) + 6 * 5) / workers) - 1e-9
-
-
-@pytest.mark.parametrize(("workers", "seconds"), [(1, 130), (99, 45)])
-def test_a_worker_takes_its_start_and_its_first_fine_tuning_once(plan, workers, seconds):
-    took = elapsed(plan, *priced(plan), workers, START_SECONDS, FIRST_TUNING_SECONDS)
-    assert took.seconds == pytest.approx(seconds + START_SECONDS + FIRST_TUNING_SECONDS)
+    prepared = elapsed(plan, jobs, tunings, counts, workers, START_SECONDS, FIRST_TUNING_SECONDS)
+    once = START_SECONDS + FIRST_TUNING_SECONDS
+    assert workers not in (1, 99) or prepared.seconds == pytest.approx(took.seconds + once)
 
 
 def test_what_is_done_is_not_waited_for(plan):
@@ -353,7 +332,7 @@ def planned(verb, tmp_path):
     return typed
 
 
-@pytest.mark.parametrize("number", [8, 64, 192])
+@pytest.mark.parametrize("number", [8, 192])
 def test_the_papers_models_on_many_gpus(planned, number):
     code, out, _ = planned("--gpus", number, "--device", "h100", "--json")
     models = json.loads(out)["gpus"]["models"]
@@ -377,7 +356,7 @@ def test_the_papers_models_on_many_gpus(planned, number):
     assert least < plain / 2, "sharded, and layers computed again"
 
 
-@pytest.mark.parametrize("width", [8, 16, 24, 48, 64, 96, 128, 144])
+@pytest.mark.parametrize("width", [8, 16, 48, 64, 128, 144])
 def test_a_plan_knows_which_heads_our_kernels_take(width):
     size = Size("s", layers=1, hidden=2 * width, heads=2, kv_heads=1, ffn=32)
     trunk = from_scratch(size, vocab=40, mask_id=3, length=16, seed=0).model.base_model

@@ -46,6 +46,62 @@ Verify = Annotated[
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON")]
 DEFAULT_STORE = Path("store")
+# Options of several verbs.
+Device = Annotated[str, typer.Option(help="estimate costs on this device; default: this machine's")]
+TextColumn = Annotated[str, typer.Option(help="column or field with the text")]
+Heldout = Annotated[
+    str, typer.Option(help="file, folder or pattern to hold out; default: 1 document of 1,000")
+]
+Tokenizer = Annotated[
+    str,
+    typer.Option(help="bpe:32000 trains one; or a folder, a tokenizer.json, or owner/name@revision"),
+]
+Tasks = Annotated[
+    str,
+    typer.Option(
+        help="tasks by name, 'paper', a family (SC, TC, QA, IR, SR, ML, MC), or a folder or file of your own"
+    ),
+]
+Processes = Annotated[
+    int,
+    typer.Option(min=1, help="processes on each machine, which train together (torchrun) or fine-tune apart"),
+]
+Nodes = Annotated[int, typer.Option(min=1, help="machines that work together; type the command on each")]
+Node = Annotated[int, typer.Option(min=0, help="with --nodes: which of them this is, from 0")]
+Head = Annotated[
+    str,
+    typer.Option(
+        metavar="HOST:PORT",
+        help="with --nodes: address of node 0, and a free port there (validate: the first of five)",
+    ),
+]
+Profile = Annotated[
+    Path | None,
+    typer.Option("--slurm", metavar="PROFILE", help="submit it as Slurm jobs by this TOML file"),
+]
+ForTime = Annotated[
+    str, typer.Option("--for", metavar="TIME", help="stop after e.g. 9m or 2h, with a checkpoint")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="show no progress within a job")]
+
+
+def _trackers(typed: list[str]) -> list[str]:
+    from biphase.tracking import trackers_named
+
+    return trackers_named(typed)
+
+
+Track = Annotated[
+    list[str],
+    typer.Option(
+        "--track",
+        envvar="BIPHASE_TRACK",
+        callback=_trackers,
+        metavar="tensorboard|wandb|trackio|mlflow",
+        help="send metrics and scores to a tracker; may be repeated",
+    ),
+]
+NO_TRACK: list[str] = []
 
 
 def main() -> None:

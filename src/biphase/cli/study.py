@@ -15,9 +15,22 @@ from typer import Argument, Option
 
 from biphase.cli.app import (
     DEFAULT_STORE,
+    NO_TRACK,
     AsJson,
+    Device,
+    ForTime,
+    Head,
+    Node,
+    Nodes,
+    Processes,
+    Profile,
+    Quiet,
     StoreFolder,
     StudyFile,
+    Tasks,
+    TextColumn,
+    Tokenizer,
+    Track,
     Verify,
     app,
     give,
@@ -31,39 +44,18 @@ from biphase.cli.app import (
 if TYPE_CHECKING:
     from biphase.keys import Identities
     from biphase.store import Store
-    from biphase.study.archive import Merged, PackSummary
+    from biphase.study.archive import Merged
     from biphase.study.plan import Plan
     from biphase.study.worker import Outcome
     from biphase.training.options import RuntimeOptions
 
 Only = Annotated[str, Option(help="only results whose name matches, e.g. 'clm-10k-*'")]
-ForTime = Annotated[str, Option("--for", metavar="TIME", help="stop after e.g. 9m or 2h, with a checkpoint")]
-Quiet = Annotated[bool, Option("--quiet", help="show no progress within a job")]
-
-
-def _trackers(typed: list[str]) -> list[str]:
-    from biphase.tracking import trackers_named
-
-    return trackers_named(typed)
-
-
-Track = Annotated[
-    list[str],
-    Option(
-        "--track",
-        envvar="BIPHASE_TRACK",
-        callback=_trackers,
-        metavar="tensorboard|wandb|trackio|mlflow",
-        help="send metrics and scores to a tracker; may be repeated",
-    ),
-]
-NO_TRACK: list[str] = []
 
 
 @app.command()
 def papers(
     store_folder: StoreFolder = DEFAULT_STORE,
-    device: str = Option("", help="estimate costs on this device; default: this machine's"),
+    device: Device = "",
 ) -> None:
     """List the papers whose claims a study can test, and what the studies that come with them would cost."""
     from biphase import papers
@@ -98,19 +90,19 @@ def new(
     hours: float = Option(
         0.0, min=0, max=10_000_000, help="hours of one device: chooses seeds, steps and batch"
     ),
-    device: str = Option("", help="the device of these hours; default: this machine's"),
+    device: Device = "",
     size: str = Option("", help="of new models, e.g. 30m or modernbert-base; default: 30m, on a CPU 1m"),
     model: list[str] = Option([], help="adapt, evaluate, continue: folder or owner/name@commit"),
     corpus: str = Option("", help="name, file or folder; default: fineweb-edu-10b, on a CPU builtin"),
-    text: str = Option("", help="column or field with the text"),
-    tokenizer: str = Option("", help="of new models; default: the corpus' own, of your files bpe:32000"),
-    tasks: str = Option("", help="as of `evaluate`; default: sst2,conll2003, on a CPU sources-mini"),
+    text: TextColumn = "",
+    tokenizer: Tokenizer = "",
+    tasks: Tasks = "",
 ) -> None:
     """Write a study file for a question, to be read and changed before it is run."""
     from biphase.errors import SpecError
     from biphase.store import Store
+    from biphase.study.build import Wishes, written
     from biphase.study.describe import brief
-    from biphase.study.new import Wishes, written
 
     file = file or Path(f"{question}.py")
     if file.suffix != ".py" or file.exists():
@@ -130,7 +122,7 @@ def new(
 def plan(
     study_file: StudyFile,
     store_folder: StoreFolder = DEFAULT_STORE,
-    device: str = Option("", help="estimate costs on this device; default: this machine's"),
+    device: Device = "",
     efficiency: float | None = Option(
         None, min=0.001, max=1, help="estimate from FLOPs at this share of the device's peak, e.g. 0.4"
     ),
@@ -153,9 +145,8 @@ def plan(
     plan, store, _ = planned(study_file, store_folder, verify=verify)
     tuned = count(plan, store)
     done = settled(plan, store, tuned)
-    measure = f"biphase bench {with_store(Path('scale'), store_folder)} --save"
     device = device or (gpus_at_hand() if gpus else "")
-    priced = bill(plan, store, device, efficiency, tuned=tuned.done, measure=measure, workers=gpus)
+    priced = bill(plan, store, device, efficiency, tuned=tuned.done, workers=gpus)
     claims = []
     if tuned.done < tuned.of:
         claims = verdicts.prospects(plan, gather(plan, store) if tuned.done else None, papers_of(plan.study))
@@ -177,12 +168,10 @@ def run(
     store_folder: StoreFolder = DEFAULT_STORE,
     only: Only = "*",
     for_time: ForTime = "",
-    processes: int = Option(1, min=1, help="processes that train together (torchrun), on each machine"),
-    nodes: int = Option(1, min=1, help="machines that train together; type the command on each"),
-    node: int = Option(0, min=0, help="with --nodes: which of them this is, from 0"),
-    head: str = Option(
-        "", metavar="HOST:PORT", help="with --nodes: address of node 0, and a free port there"
-    ),
+    processes: Processes = 1,
+    nodes: Nodes = 1,
+    node: Node = 0,
+    head: Head = "",
     shard: str = Option(
         "none",
         metavar="none|full|hybrid[:K]",
@@ -203,9 +192,7 @@ def run(
     quiet: Quiet = False,
     track: Track = NO_TRACK,
     verify: Verify = False,
-    slurm: Path | None = Option(
-        None, metavar="PROFILE", help="submit workers as Slurm jobs by this TOML file"
-    ),
+    slurm: Profile = None,
 ) -> None:
     """Compute what is missing. Stop it at any time; the same command resumes."""
     if deterministic:  # cuBLAS reads it once, at its first matrix product
@@ -402,7 +389,7 @@ def split(
     loss: float | None = Option(
         None, min=0.01, max=100, help="points that a nearly best split may lose; default: the study's effect"
     ),
-    device: str = Option("", help="price what to train next on this device; default: this machine's"),
+    device: Device = "",
     as_json: AsJson = False,
 ) -> None:
     """Find the best share of CLM before MLM at a fixed budget, and what to train next. Trains nothing."""
@@ -443,25 +430,19 @@ def pack(
     from dataclasses import asdict
 
     from biphase.study import archive
+    from biphase.text import counted, si
 
     plan, store, identities = planned(study_file, store_folder, reads=True)
     results = None if only == "*" else matching(plan, only)
     packed = archive.pack(plan, store, identities, file, results=results, predictions=not without_predictions)
     for reason in packed.left_out:
         tell(f"left out: {reason}")
-    give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: _packed(packed, file))
-
-
-def _packed(packed: PackSummary, file: Path) -> str:
-    from biphase.text import counted, si
-
-    parts = [
-        f"{packed.scores:,} of {counted(packed.scores_planned, 'score')}",
-        f"{packed.jobs:,} of {counted(packed.jobs_planned, 'checkpoint')}, without weights",
-        f"{counted(packed.corpora, 'card')} of corpora",
-    ]
-    sizes = f"{si(packed.bytes)}B, {si(packed.unpacked)}B unpacked"
-    return f"{packed.study}: {'; '.join(parts)}\n{file}: {sizes}. On the other machine: biphase ledger merge {file.name}"
+    text = (
+        f"{packed.study}: {packed.scores:,} of {counted(packed.scores_planned, 'score')}, {packed.jobs:,} of "
+        f"{counted(packed.jobs_planned, 'checkpoint')} without weights, {counted(packed.corpora, 'card')} of corpora\n"
+        f"{file}: {si(packed.bytes)}B. On the other machine: biphase ledger merge {file.name}"
+    )
+    give(as_json, lambda: {"file": str(file), **asdict(packed)}, lambda: text)
 
 
 @ledger.command()
@@ -489,20 +470,16 @@ def merge(
 
 
 def _merged(merged: Merged, file: Path) -> str:
-    from biphase.text import counted, si
+    from biphase.text import counted
 
-    added = {
-        "scores": counted(merged.added["scores"], "score"),
-        "checkpoints": counted(merged.added["checkpoints"], "checkpoint") + " without weights",
-        "corpora": counted(merged.added["corpora"], "card") + " of corpora",
-    }
-    new = ", ".join(added[kind] for kind, number in merged.added.items() if number) or "nothing"
-    size = f" ({si(merged.bytes)}B)" if merged.bytes else ""
+    scores, jobs, cards = (
+        counted(merged.added[kind], noun)
+        for kind, noun in (("scores", "score"), ("checkpoints", "checkpoint"), ("corpora", "card"))
+    )
     lines = [
-        f"{merged.study}: new from {file}: {new}{size}; {counted(merged.already, 'result')} here already"
+        f"{merged.study}: from {file}: {scores}, {jobs} without weights and {cards} of corpora are new; "
+        f"{counted(merged.already, 'result')} here already"
     ]
-    if merged.kept:
-        lines.append(f"  {len(merged.kept):,} here with other content, kept as they are here:")
-        lines += [f"    {result}" for result in merged.kept[:SHOWN]]
-        lines += [f"    and {len(merged.kept) - SHOWN:,} more (--json)"] if len(merged.kept) > SHOWN else []
+    lines += [f"  kept as it is here: {result}" for result in merged.kept[:SHOWN]]
+    lines += [f"  and {len(merged.kept) - SHOWN:,} more (--json)"] if len(merged.kept) > SHOWN else []
     return "\n".join(lines)

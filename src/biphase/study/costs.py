@@ -20,8 +20,7 @@ from __future__ import annotations
 import json
 import math
 import re
-import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import pairwise
@@ -213,13 +212,17 @@ def shape_of_config(start: Config, vocab: int | None) -> ModelShape | None:
 
 def _shape_of_folder(folder: Path) -> ModelShape | None:
     """Return a model folder's shape from config.json and the headers of its safetensors files; None if unreadable."""
+    from safetensors import SafetensorError, safe_open
+
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-        tensors = {
-            name: dims for path in folder.glob("*.safetensors") for name, dims in _tensors(path).items()
-        }
+        tensors: dict[str, list[int]] = {}
+        for path in folder.glob("*.safetensors"):
+            with safe_open(path, framework="np") as file:
+                names = file.keys()
+                tensors |= {name: file.get_slice(name).get_shape() for name in names}
         return _shape(config, tensors) if tensors else None
-    except (OSError, *WRONG, ArithmeticError, struct.error):
+    except (OSError, *WRONG, ArithmeticError, SafetensorError):
         return None
 
 
@@ -247,19 +250,6 @@ def _shape(config: Mapping[str, Any], tensors: Mapping[str, list[int]]) -> Model
     )
 
 
-def _tensors(path: Path) -> Mapping[str, list[int]]:
-    """Return names and shapes of the tensors in a safetensors file.
-
-    The header is JSON and follows eight bytes that hold its length.
-    """
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        if length > path.stat().st_size:
-            raise ValueError(f"{path} is cut short")
-        header = json.loads(file.read(length))
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-
-
 # ---------------------------------------------------------------- tokens of corpora
 
 
@@ -281,25 +271,33 @@ class CorpusTokens:
         vocab = self.corpus.tokenizer.vocab
         return None if self.tokens is None else self.tokens * (2 if 0 < vocab <= 2**16 else 4)
 
-    def epochs(self, run: str) -> str:
-        """Say how often a run reads the corpus, and whether that repeats it; empty if its size is unknown."""
-        epochs = self.read[run] / self.tokens if self.tokens else 0.0
-        return f", {epochs:.2f} epochs{': repeated' if epochs > REPEATED else ''}" if epochs else ""
+    @property
+    def repeating(self) -> list[str]:
+        """The runs that read the corpus more than once, the one that reads most first; none if its size is unknown."""
+        most_first = sorted(self.read, key=lambda run: -self.read[run])
+        return [run for run in most_first if self.tokens and self.read[run] > REPEATED * self.tokens]
 
-    def repeats(self) -> str:
-        """Name the runs that read the corpus more than once; empty if none does or its size is unknown."""
-        if not self.tokens:
-            return ""
-        repeating = {run: tokens for run, tokens in self.read.items() if tokens > REPEATED * self.tokens}
-        if not repeating:
-            return ""
-        run, tokens = max(repeating.items(), key=lambda item: item[1])
-        others = len(repeating) - 1
-        more = f", and {counted(others, 'other run')} more than once" if others else ""
-        return (
-            f"text repeats: {run} reads {short(tokens)} tokens of {self.corpus.name}, which has "
-            f"{'' if self.exact else 'about '}{short(self.tokens)} ({tokens / self.tokens:.1f} epochs){more}"
-        )
+    def described(self, run: str) -> str:
+        """Say how much a run reads of the corpus, and how often if its size is known."""
+        repeated = ": repeated" if run in self.repeating else ""
+        epochs = f", {self.read[run] / self.tokens:.2f} epochs{repeated}" if self.tokens else ""
+        return f"{self.corpus.name} ({short(self.read[run])} tokens{epochs})"
+
+
+def reading_notes(texts: Sequence[CorpusTokens]) -> list[str]:
+    """Say what a run reads that blends corpora or repeats one; of several runs of one corpus, that which reads most."""
+    notes = []
+    for run in dict.fromkeys(run for text in texts for run in text.read):
+        reads = [text for text in texts if run in text.read]
+        if len(reads) > 1:
+            total = sum(text.read[run] for text in reads)
+            parts = [f"{text.read[run] / total * 100:.4g}% {text.described(run)}" for text in reads]
+            notes.append(f"{run} reads {' + '.join(parts)}")
+        elif reads[0].repeating[:1] == [run]:
+            others = len(reads[0].repeating) - 1
+            more = f"; {counted(others, 'other run')} repeat it too" if others else ""
+            notes.append(f"{run} reads {reads[0].described(run)}{more}")
+    return notes
 
 
 def tokens_read(job: TrainingJob) -> dict[Corpus, int]:

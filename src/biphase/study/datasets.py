@@ -454,13 +454,7 @@ def _multilabel(data: Folder, own: OwnData) -> MultiLabel:
                 f"label each: --labels NAMES, of {', '.join(columns)}"
             )
         return MultiLabel(text, names, label="")
-    if not given:
-        values = values_of(whose, data.source, column, lists=True)
-        given = named(whose, data.source, data.root, column, values) or _in_every_part(
-            data, column, in_order(whose, column, values)
-        )
-    _refuse_fewer(whose, column, given)
-    return MultiLabel(text, given, label=column)
+    return MultiLabel(text, _labels(data, own, MultiLabel, column)[0], label=column)
 
 
 MARKS = {"0", "1", "0.0", "1.0", "False", "True", "false", "true"}
@@ -484,25 +478,27 @@ def _choose(data: Folder, own: OwnData) -> Choose:
 
 
 def _classify(data: Folder, own: OwnData) -> Classify:
-    whose = data.whose
     label, text = _label_and_text(data, own, LABELS, "label")
-    labels, numbered = _given_labels(whose, own, Classify), False
-    if not labels:
-        values = values_of(whose, data.source, label)
-        labels = named(whose, data.source, data.root, label, values)
-        numbered = are_places(labels, values)
-        labels = labels or _in_every_part(data, label, in_order(whose, label, values))
-    _refuse_fewer(whose, label, labels)
+    labels, numbered = _labels(data, own, Classify, label)
     return Classify(text, labels, label=label, numbered=numbered)
 
 
-def _refuse_fewer(whose: str, column: str, labels: tuple[str, ...]) -> None:
-    """Refuse fewer than two labels."""
+def _labels(
+    data: Folder, own: OwnData, kind: type[Classify | MultiLabel], column: str
+) -> tuple[tuple[str, ...], bool]:
+    """Return the labels as given, or else as the column has them, and whether its values are places of names."""
+    whose, labels, numbered = data.whose, _given_labels(data.whose, own, kind), False
+    if not labels:
+        values = values_of(whose, data.source, column, lists=kind is MultiLabel)
+        labels = named(whose, data.source, data.root, column, values)
+        numbered = are_places(labels, values)
+        labels = labels or _in_every_part(data, column, in_order(whose, column, values))
     if len(labels) < 2:
         raise SpecError(
             f"{whose}: column {column!r} of the train part holds {f'only {labels[0]!r}' if labels else 'nothing'}, "
             "and there must be two labels or more; name another: --label COLUMN, or say them: --labels NAMES"
         )
+    return labels, numbered
 
 
 def _in_every_part(data: Folder, column: str, labels: tuple[str, ...]) -> tuple[str, ...]:

@@ -26,7 +26,7 @@ from biphase.protocol import HELDOUT_OBJECTIVES, KEY_DIGITS
 from biphase.specs import Contrastive, Pretrain
 from biphase.store import Store
 from biphase.study import ledger
-from biphase.study.costs import Costs, costs, start_of
+from biphase.study.costs import costs, reading_notes, start_of
 from biphase.study.ledger import Count, JobStatus, Row, TuningGrid, score_rows, scores_json, with_interval
 from biphase.study.many_gpus import MEMORY, fit_lines, needs
 from biphase.study.plan import Plan, Root, TrainingJob, children_of
@@ -72,7 +72,6 @@ def summary(
         *_elapsed_line(plan, bill, left),
         *_cost_line(plan, bill, price),
         *(fit_lines(plan, bill.device) if bill.device in MEMORY else ()),
-        *_basis(plan, bill),
         *_text_notes(bill),
     ]
     wrapped = [line for note in below for line in wrap(note, PAGE, subsequent_indent="  ")]
@@ -93,26 +92,11 @@ def brief(plan: Plan, bill: Bill) -> str:
 
 
 def _text_notes(bill: Bill) -> list[str]:
-    unknown = [text.corpus.name for text in bill.texts if text.tokens is None]
-    notes = [*_blend_notes(bill), *(note for text in bill.texts if (note := text.repeats()))]
-    if unknown:
+    """Say what is read several times or blended, and which corpora are not in the disk sum."""
+    notes = reading_notes(bill.texts)
+    if unknown := [text.corpus.name for text in bill.texts if text.tokens is None]:
         names = ", ".join(unknown)
         notes.append(f"not in the disk sum: token shards of {names}, whose tokens are not counted yet")
-    return notes
-
-
-def _blend_notes(bill: Bill) -> list[str]:
-    """Say of each run that reads several corpora: their shares of all its tokens, and how often they are read."""
-    runs = dict.fromkeys(run for text in bill.texts for run in text.read)
-    notes = []
-    for run in runs:
-        texts = [text for text in bill.texts if run in text.read]
-        total = sum(text.read[run] for text in texts)
-        parts = (
-            f"{text.read[run] / total * 100:.4g}% {text.corpus.name} ({short(text.read[run])} tokens{text.epochs(run)})"
-            for text in texts
-        )
-        notes += [f"{run} reads {' + '.join(parts)}"] if len(texts) > 1 else []
     return notes
 
 
@@ -134,20 +118,20 @@ def _ending(seconds: float) -> datetime:
 
 def _cost_line(plan: Plan, bill: Bill, price: float) -> list[str]:
     """Say what the whole plan costs at `price` per hour of one device, and each run."""
-    runs = bill.cost_by_run(plan, price)
-    if not price or not runs:
+    cost = bill.cost(plan, price)
+    if cost is None:
         return []
-    pretraining, finetuning = bill.pretraining() * price, bill.finetuning(bill.grids) * price
+    pretraining, finetuning, runs = cost["pretraining"], cost["finetuning"], cost["runs"]
     parts = [f"pretraining {_money(pretraining)}", f"fine-tuning {_money(finetuning)}"]
     of = f" ({', '.join(parts)})" if bill.tunings and bill.jobs else ""
     without = ", fine-tunings not counted" if plan.tuned and bill.machine is None else ""
     if len(runs) > MANY_RUNS:
         models: defaultdict[str, float] = defaultdict(float)
         starts = {node.run.name: start_of(node.run) for node in (*plan.roots.values(), *plan.jobs.values())}
-        for name, cost in runs.items():
-            models[starts[name]] += cost
+        for name, amount in runs.items():
+            models[starts[name]] += amount
         runs = dict(models)
-    each = ", ".join(f"{name} {_money(cost)}" for name, cost in runs.items())
+    each = ", ".join(f"{name} {_money(amount)}" for name, amount in runs.items())
     split = f"; {each}" if len(runs) > 1 else ""
     return [f"cost at {price:g} an hour: {_money(pretraining + finetuning)}{of}{without}{split}"]
 
@@ -156,21 +140,11 @@ def _money(amount: float) -> str:
     return f"{amount:,.0f}" if amount >= 100 else f"{amount:.2f}"
 
 
-def _basis(plan: Plan, bill: Bill) -> list[str]:
-    """Name the measurements behind the hours, and the model sizes that they are extrapolated to."""
-    if bill.machine is None or not bill.precisions:
-        return []
-    sizes = dict.fromkeys(getattr(root.run.start, "name", "") for root in plan.roots.values())
-    beyond = bill.machine.not_measured([size for size in sizes if size])
-    extrapolated = f"; extrapolated to {', '.join(beyond)}" if beyond else ""
-    return [f"{bill.machine.steps_behind(bill.precisions)}{extrapolated}"]
-
-
 def _hours_parts(plan: Plan, bill: Bill) -> list[str]:
     """Return the hours of the whole plan, as parts of the summary."""
     device = bill.device
     if bill.machine is None:
-        hours = bill.hours() if plan.jobs else None
+        hours = bill.hours(plan.jobs) if plan.jobs else None
         return [] if hours is None else [f"{_hours(hours, device)} on {device} at {bill.efficiency:.0%}"]
     parts = [f"pretraining {_hours(bill.pretraining(), device)}"] if bill.jobs else []
     parts += [f"fine-tuning {_hours(bill.finetuning(bill.grids), device)}"] if bill.tunings else []
@@ -251,45 +225,27 @@ def plan_json(
     """Return the same facts for programs."""
     left = plan.left(done)
     every, took = costs(plan), bill.elapsed(plan, left)
-
-    def numbers(some: Costs, keys: Collection[str] | None) -> dict[str, Any]:
-        hours = bill.hours(keys)
-        return {"tokens": some.tokens, "flops": some.flops, "device_hours": hours, "disk_bytes": some.disk}
-
     return plan.to_json() | {
         "done": [key for key in plan.jobs if key in done],
         "device": bill.device,
         "efficiency": bill.efficiency,
-        "costs": numbers(every, None),
-        "costs_left": numbers(costs(plan, left), left),
+        "costs": {
+            "tokens": every.tokens,
+            "flops": every.flops,
+            "device_hours": bill.hours(plan.jobs),
+            "disk_bytes": every.disk,
+        },
         "prices": bill.prices_json(left),
         "elapsed": asdict(took) | {"ends_at": _ending(took.seconds).isoformat("T", "minutes")}
         if took
         else None,
-        "cost": {
-            "an_hour": price,
-            "pretraining": bill.pretraining() * price,
-            "finetuning": bill.finetuning(bill.grids) * price,
-            "runs": bill.cost_by_run(plan, price),
-        }
-        if price
-        else None,
+        "cost": bill.cost(plan, price),
         "memory": {
             "device_bytes": MEMORY[bill.device],
             "jobs": [asdict(need) for need in needs(plan, bill.device)],
         }
         if bill.device in MEMORY
         else None,
-        "corpora": [
-            {
-                "name": text.corpus.name,
-                "tokens": text.tokens,
-                "counted": text.exact,
-                "shard_bytes": text.bytes,
-                "read": text.read,
-            }
-            for text in bill.texts
-        ],
         "notes": [*every.notes, *bill.notes, *_text_notes(bill)],
         "finetunings": tuned.of,
         "finetunings_done": tuned.done,
@@ -682,10 +638,6 @@ def _screening_lines(plan: Plan, grids: Sequence[TuningGrid]) -> list[str]:
     ]
 
 
-def _result_of(plan: Plan, model: str) -> str:
-    return next(name for name, key in plan.results.items() if key == model)
-
-
 def _bar(done: int, of: int, what: str) -> str:
     filled = round(BAR * done / max(1, of))
     return f"  {'█' * filled}{'░' * (BAR - filled)}  {done:,}/{of:,} {what}"
@@ -698,6 +650,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
     damaged: dict[str, str] = {}
     _corpus_lines(plan, store, damaged)
     left = TimeLeft(plan, store).estimate()
+    names = {key: name for name, key in reversed(plan.results.items())}
     return {
         "study": plan.study.name,
         "seconds_left": left.seconds if left else None,
@@ -710,7 +663,7 @@ def status_json(plan: Plan, store: Store) -> dict[str, Any]:
             "seconds_left": left.tuning if left else None,
             "grids": [
                 {
-                    "result": _result_of(plan, grid.model),
+                    "result": names[grid.model],
                     "task": grid.task.name,
                     "screened": grid.screened,
                     "extended": grid.extended,

@@ -23,14 +23,14 @@ the step time. Only `fit` needs numpy and scipy.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
 import re
-import shutil
+import shlex
 import subprocess
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -281,7 +281,6 @@ def _tuned_work(base: Terms, case: Mapping[str, Any], precision: str) -> Terms:
 
 SHIPPED = ASSETS / "devices"
 PLANNED_DEVICE = "h200"  # assumed where this machine has no GPU
-DRIVER = Path("/proc/driver/nvidia/gpus")
 ASK_SECONDS = 5.0
 # Cards that share a name with another but have fewer units or less power, or are a slice of one.
 _VARIANTS = {"laptop", "mobile", "max", "d", "ti", "super", "mig"}
@@ -306,6 +305,7 @@ class PricedDevice:
 
     name: str
     measurements: dict[str, Measurement]  # by precision
+    measure: str = MEASURE  # the command that measures a device, for messages
 
     @property
     def title(self) -> str:
@@ -324,48 +324,26 @@ class PricedDevice:
             return f"measured {next(iter(dates.values()))}"
         return f"measured {'; '.join(f'{name} {when}' for name, when in dates.items())}"
 
-    def steps_behind(self, precisions: Collection[str]) -> str:
-        """Say which measured steps the speeds in these precisions are fitted to, and how well."""
-        chosen = [self.measurements[name] for name in precisions]
-        measured: dict[str, set[str]] = {}
-        for case in (case for each in chosen for case in each.cases):
-            measured.setdefault(_measured_step(case), set()).add(case["size"])
-        steps = [
-            f"{step} at {', '.join(size for size in SIZES if size in sizes)}"
-            for step, sizes in measured.items()
-        ]
-        worst = max(max(each.speeds.worst.values()) for each in chosen)
-        return f"measured steps behind these hours: {'; '.join(steps)}; fitted within {worst:.0%}"
-
-    def not_measured(self, sizes: Collection[str]) -> list[str]:
-        """Return the sizes of which no pretraining step was measured."""
-        cases = [case for each in self.measurements.values() for case in each.cases]
-        measured = {case["size"] for case in cases if case["kind"] == "pretrain"}
-        return [size for size in sizes if size not in measured]
-
-
-def _measured_step(case: dict[str, Any]) -> str:
-    if case["kind"] != "pretrain":
-        return {"finetune": "fine-tuning", "score": "scoring"}[case["kind"]]
-    objective = "CLM" if case["objective"] == "clm" else f"MLM {100 * case['ratio']:g}%"
-    return f"{objective} in {case['packing']} of {case['length']:,}"
-
 
 def at_hand() -> str:
     """Return this machine's device as --device names it: its first NVIDIA GPU, or "cpu"."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
         return "cpu"
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        for path in sorted(DRIVER.glob("*/information")):
-            model = re.search(r"(?m)^Model:\s*(.+)$", path.read_text(encoding="utf-8", errors="replace"))
-            if model:
-                return short_name(model[1])
-        if not DRIVER.exists() and shutil.which("nvidia-smi"):  # as in containers that hide the driver
-            command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=ASK_SECONDS)
-            if done.returncode == 0 and done.stdout.strip():
-                return short_name(done.stdout.splitlines()[0])
-    return "cpu"
+    title = _first_gpu()
+    return short_name(title) if title else "cpu"
+
+
+@cache
+def _first_gpu() -> str:
+    """Return what nvidia-smi calls this machine's first GPU; empty if there is none."""
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        names = subprocess.run(
+            command, capture_output=True, text=True, timeout=ASK_SECONDS, check=True
+        ).stdout
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return names.partition("\n")[0].strip()
 
 
 def short_name(title: str) -> str:
@@ -379,25 +357,28 @@ def short_name(title: str) -> str:
     return "-".join(words) or "gpu"
 
 
+def measure_into(store: Store) -> str:
+    """Return the command that measures a device into this store."""
+    usual = os.environ.get("BIPHASE_STORE") or "store"
+    where = "" if str(store.root) == usual else f"--store {shlex.quote(str(store.root))} "
+    return MEASURE.replace("--save", f"{where}--save")
+
+
 def known_devices(store: Store, shipped: Path = SHIPPED) -> set[str]:
     """Return the names of the devices that were measured, or whose peak is known."""
     return {*DEVICES, *_names(store.root / "devices"), *_names(shipped)}
 
 
-def device_named(
-    name: str, store: Store, shipped: Path = SHIPPED, *, measure: str = MEASURE
-) -> PricedDevice | None:
-    """Return the measured device of this name, or None if only its peak is known; refuse any other name.
-
-    `measure`: the command that measures a device into this store, for messages.
-    """
+def device_named(name: str, store: Store, shipped: Path = SHIPPED) -> PricedDevice | None:
+    """Return the measured device of this name, or None if only its peak is known; refuse any other name."""
     known = known_devices(store, shipped)
     if name not in known:
         raise SpecError(f"there is no device {name!r}; {nearest(name, sorted(known))}")
     files = {path.stem: path for path in sorted((shipped / name).glob("*.json"))}
     files |= {path.stem: path for path in sorted((store.root / "devices" / name).glob("*.json"))}
+    measure = measure_into(store)
     measured = {precision: _read(path, shipped, measure) for precision, path in files.items()}
-    return PricedDevice(name, measured) if measured else None
+    return PricedDevice(name, measured, measure) if measured else None
 
 
 def _names(folder: Path) -> set[str]:

@@ -39,13 +39,13 @@ from biphase.study.costs import (
     texts_of,
 )
 from biphase.study.devices import (
-    MEASURE,
     PLANNED_DEVICE,
     PricedDevice,
     Speeds,
     at_hand,
     device_named,
     known_devices,
+    measure_into,
 )
 from biphase.study.ledger import finished, lenders, screened_in, tuning_grids
 from biphase.study.plan import Plan, TrainingJob
@@ -76,9 +76,7 @@ class Bill:
     device: str
     efficiency: float | None = None  # if training jobs are priced by FLOPs: their share of the device's peak
     machine: PricedDevice | None = None  # if all is priced by measured speeds
-    jobs: dict[str, float] = field(default_factory=dict)  # work of each training job: seconds, or FLOPs
-    rate: float = 1.0  # work per second
-    priced: bool = False  # whether every training job has a price
+    jobs: dict[str, float] = field(default_factory=dict)  # seconds of each training job
     tunings: dict[Grid, float] = field(default_factory=dict)  # seconds of one fine-tuning
     grids: dict[Grid, int] = field(
         default_factory=dict
@@ -93,12 +91,11 @@ class Bill:
 
     def pretraining(self, keys: Collection[str] | None = None) -> float:
         """Return the hours of the training jobs `keys`, or of all, as far as they have a price."""
-        return sum(work for key, work in self.jobs.items() if keys is None or key in keys) / self.rate / 3600
+        return sum(seconds for key, seconds in self.jobs.items() if keys is None or key in keys) / 3600
 
-    def hours(self, keys: Collection[str] | None = None) -> float | None:
-        """Return the hours of the training jobs `keys`, or of all; None if some have no price."""
-        priced = self.priced if keys is None else set(keys) <= self.jobs.keys()
-        return self.pretraining(keys) if priced else None
+    def hours(self, keys: Collection[str]) -> float | None:
+        """Return the hours of the training jobs `keys`; None if some have no price."""
+        return self.pretraining(keys) if set(keys) <= self.jobs.keys() else None
 
     def finetuning(self, counts: Mapping[Grid, int]) -> float:
         """Return the hours of `counts` fine-tunings of each grid."""
@@ -106,21 +103,31 @@ class Bill:
 
     def elapsed(self, plan: Plan, left: Collection[str]) -> Elapsed | None:
         """Simulate the training jobs `left` and the fine-tunings that are not done; None if a job has no price."""
-        jobs = {key: self.jobs[key] / self.rate for key in left if key in self.jobs}
+        jobs = {key: self.jobs[key] for key in left if key in self.jobs}
         if len(jobs) < len(left) or not (jobs or self.left):
             return None
         fixed = (START_SECONDS, FIRST_TUNING_SECONDS) if self.machine else (0.0, 0.0)
         return elapsed(plan, jobs, self.tunings, self.left, self.workers, *fixed)
 
-    def cost_by_run(self, plan: Plan, price: float) -> dict[str, float]:
-        """Return what each run costs at `price` per hour of one device; what runs share counts for the first."""
-        costs: defaultdict[str, float] = defaultdict(float)
-        for key, work in self.jobs.items():
-            costs[plan.jobs[key].run.name] += work / self.rate / 3600 * price
+    def cost(self, plan: Plan, price: float) -> dict[str, Any] | None:
+        """Return what the plan costs at `price` per hour of one device, and each run; None without any price.
+
+        What runs share counts for the first.
+        """
+        hours: defaultdict[str, float] = defaultdict(float)
+        for key, seconds in self.jobs.items():
+            hours[plan.jobs[key].run.name] += seconds / 3600
         for grid, seconds in self.tunings.items():
             run = (plan.jobs.get(grid[0]) or plan.roots[grid[0]]).run
-            costs[run.name] += seconds * self.grids[grid] / 3600 * price
-        return dict(costs)
+            hours[run.name] += seconds * self.grids[grid] / 3600
+        if not price or not hours:
+            return None
+        return {
+            "an_hour": price,
+            "pretraining": self.pretraining() * price,
+            "finetuning": self.finetuning(self.grids) * price,
+            "runs": {name: count * price for name, count in hours.items()},
+        }
 
     def prices_json(self, left: Collection[str]) -> dict[str, Any] | None:
         """Return the prices by measured speeds for programs; `left`: the training jobs that are not done."""
@@ -137,18 +144,6 @@ class Bill:
             "finetuning_hours": self.finetuning(self.grids),
             "pretraining_hours_left": self.pretraining(left),
             "finetuning_hours_left": self.finetuning(self.left),
-            "jobs": [{"key": key, "seconds": seconds} for key, seconds in self.jobs.items()],
-            "grids": [
-                {
-                    "model": model,
-                    "task": task,
-                    **({"share": share} if share < 1 else {}),
-                    "finetunings": count,
-                    "left": self.left.get((model, task, share), 0),
-                    "seconds_each": self.tunings.get((model, task, share)),
-                }
-                for (model, task, share), count in self.grids.items()
-            ],
         }
 
 
@@ -159,59 +154,54 @@ def bill(
     efficiency: float | None,
     *,
     tuned: int,
-    measure: str = MEASURE,
     workers: int = 0,
 ) -> Bill:
     """Price a plan on `device`, by default the one of this machine.
 
     If `efficiency` is given, hours are FLOPs at that share of the peak, even where speeds were measured. `tuned`: how
-    many fine-tunings are done. `workers`: how many devices were asked for; 0: one. `measure`: the command that measures a device into this store, for messages.
+    many fine-tunings are done. `workers`: how many devices were asked for; 0: one.
     """
     here = "" if device else at_hand()
     if here and here not in known_devices(store):
-        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure}. Or: --device {PLANNED_DEVICE}"
+        why = f"{here}, the GPU here, was not measured, so there are no hours. Type: {measure_into(store)}. Or: --device {PLANNED_DEVICE}"
         made = Bill(here, notes=(why,))
     else:
-        made = _bill(plan, store, device or here, efficiency, measure)
+        made = _bill(plan, store, device or here, efficiency)
     if tuned and made.machine:
         made = replace(made, left=left_of(plan, store))
     notes = (*made.notes, *made.unmeasured)
-    if here == "cpu" and (made.hours() or 0.0) > LONG:
+    if here == "cpu" and (made.hours(plan.jobs) or 0.0) > LONG:
         notes = (*notes, f"these are hours of the processor here; of a GPU: --device {PLANNED_DEVICE}")
     texts = tuple(texts_of(plan, store))
     return replace(made, notes=notes, texts=texts, workers=max(1, workers), dated=workers > 0)
 
 
-def _bill(plan: Plan, store: Store, device: str, efficiency: float | None, measure: str) -> Bill:
-    machine = device_named(device, store, measure=measure)
+def _bill(plan: Plan, store: Store, device: str, efficiency: float | None) -> Bill:
+    machine = device_named(device, store)
     if efficiency is not None:
         return price_by_flops(plan, device, efficiency)
     if machine is None:
         without = ", without fine-tunings" if plan.study.finetune else ""
-        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure}"
+        why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure_into(store)}"
         return price_by_flops(plan, device, EFFICIENCY, why)
-    made = price(plan, machine, measure=measure)
+    made = price(plan, machine)
     if plan.jobs and not made.jobs and not made.tunings and made.unmeasured and device in DEVICES:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
         by_flops = price_by_flops(plan, device, EFFICIENCY, why, *made.notes)
-        return by_flops if by_flops.priced else made
+        return made if by_flops.hours(plan.jobs) is None else by_flops
     return made
 
 
 def price_by_flops(plan: Plan, device: str, efficiency: float, *notes: str) -> Bill:
     """Price training jobs by their FLOPs at a share of a device's peak; fine-tunings have no price."""
-    flops = {key: flops_of(job) for key, job in plan.jobs.items()}
-    jobs = {key: count for key, count in flops.items() if count is not None}
     rate = peak_of(device) * efficiency
-    return Bill(device, efficiency, jobs=jobs, rate=rate, priced=len(jobs) == plan.job_count, notes=notes)
+    jobs = {key: count / rate for key, job in plan.jobs.items() if (count := flops_of(job)) is not None}
+    return Bill(device, efficiency, jobs=jobs, notes=notes)
 
 
-def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
-    """Predict the seconds of every training job and fine-tuning of a plan from a device's measured speeds.
-
-    `measure`: the command that measures a device, for messages.
-    """
-    pricing = _Pricing(machine, measure)
+def price(plan: Plan, machine: PricedDevice) -> Bill:
+    """Predict the seconds of every training job and fine-tuning of a plan from a device's measured speeds."""
+    pricing = _Pricing(machine)
     jobs = {key: seconds for key, job in plan.jobs.items() if (seconds := pricing.job(job)) is not None}
     tunings, grids = {}, {}
     runs = {key: node.run for key, node in (*plan.roots.items(), *plan.jobs.items())}
@@ -231,7 +221,6 @@ def price(plan: Plan, machine: PricedDevice, *, measure: str = MEASURE) -> Bill:
         machine.name,
         machine=machine,
         jobs=jobs,
-        priced=len(jobs) == plan.job_count,
         tunings=tunings,
         grids=grids,
         left=grids,
@@ -256,7 +245,6 @@ class _Pricing:
     """Prices jobs and fine-tunings; caches shapes, sizes and tunings, and collects notes."""
 
     machine: PricedDevice
-    measure: str  # the command that measures a device
     used: dict[str, None] = field(default_factory=dict)  # precisions by which something was priced
     notes: dict[str, None] = field(default_factory=dict)
     shapeless: dict[str, None] = field(default_factory=dict)  # names of models with unknown shape
@@ -345,7 +333,7 @@ class _Pricing:
             if worst > DOUBTFUL:
                 self._note(
                     f"the measured steps of {self.machine.name} contradict each other by up to {worst:.0%}, so these "
-                    f"hours are rough. With nothing else running, type: {self.measure}"
+                    f"hours are rough. With nothing else running, type: {self.machine.measure}"
                 )
             return speeds
         self.unmeasured.setdefault(precision, {})[work] = None
@@ -375,7 +363,7 @@ class _Pricing:
         """Return a note for each precision that was not measured."""
         return tuple(
             f"{' and '.join(work)} in {precision} {'were' if len(work) > 1 else 'was'} not measured on "
-            f"{self.machine.name} and left out. There, type: {self.measure} --precision {precision}"
+            f"{self.machine.name} and left out. There, type: {self.machine.measure} --precision {precision}"
             for precision, work in self.unmeasured.items()
         )
 

@@ -37,8 +37,8 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
-from biphase.records import added, record
-from biphase.specs.sources import Packing, Pairs, check_at_least
+from biphase.records import added, ranged, record
+from biphase.specs.sources import Packing, Pairs
 from biphase.specs.tasks import Retrieve, Task
 
 ALL_MASKED = (1.0, 0.0, 0.0)  # every masked token becomes the mask token
@@ -101,15 +101,13 @@ class RatioSchedule:
 
     first: float
     last: float
-    steps: int
+    steps: int = ranged(least=1)
 
     def check(self) -> None:
         kind = type(self).__name__
         for value in (self.first, self.last):
             if not 0 <= value <= 1:
                 _check_ratio(kind, value)
-        if self.steps < 1:
-            raise SpecError(f"{kind}.steps must be at least 1, it is {self.steps}")
 
     def at(self, step: int) -> float:
         raise NotImplementedError
@@ -176,7 +174,7 @@ class MLM:
     replace: tuple[float, float, float] = ALL_MASKED
     weight: Literal["1", "1/ratio"] = added("1")
     unit: Literal["token", "word", "span"] = added("token")
-    mean_span: float = added(3.0)
+    mean_span: float = ranged(3.0, least=1, added=True)
     masks: Literal["dynamic", "static"] = added("dynamic")
 
     causal: ClassVar[bool] = False
@@ -191,10 +189,8 @@ class MLM:
             _check_ratio(type(self.ratio).__name__, self.ratio.last)
         if min(self.replace) < 0 or abs(sum(self.replace) - 1) > 1e-9:
             raise SpecError(f"{kind}.replace must be three shares that sum to 1, not {self.replace}")
-        if self.mean_span < 1 or (self.mean_span != 3 and self.unit != "span"):
-            raise SpecError(
-                f"{kind}.mean_span is a number of tokens of at least 1, for unit='span'; it is {self.mean_span:g}"
-            )
+        if self.mean_span != 3 and self.unit != "span":
+            raise SpecError(f"{kind}.mean_span is for unit='span'; it is {self.mean_span:g}")
 
     @property
     def name(self) -> str:
@@ -444,10 +440,10 @@ class Contrastive:
     """
 
     pairs: tuple[Pairs | Task, ...]
-    temperature: float = 0.05
-    batch: int = 256
-    length: int = 128  # longest text, in tokens
-    heldout: float = 0.02
+    temperature: float = ranged(0.05, above=0, most=1, hint="0.05 is usual")
+    batch: int = ranged(256, least=2)
+    length: int = ranged(128, least=4)  # longest text, in tokens
+    heldout: float = ranged(0.02, least=0, most=0.5, hint="try 0.02")
 
     name: ClassVar[str] = "contrastive"
     column: ClassVar[str] = "contrastive"
@@ -475,13 +471,6 @@ class Contrastive:
                     f"Contrastive: task {one.name!r} has no training pairs; give a retrieval task with a train part, or "
                     "Pairs('./pairs.jsonl', query='…', positive='…')"
                 )
-        check_at_least(self, batch=2, length=4)
-        if not 0 < self.temperature <= 1:
-            raise SpecError(
-                f"Contrastive.temperature must lie between 0 and 1, it is {self.temperature:g}; 0.05 is usual"
-            )
-        if not 0 <= self.heldout <= 0.5:
-            raise SpecError(f"Contrastive.heldout is a share of at most 0.5, not {self.heldout:g}; try 0.02")
 
     @property
     def label(self) -> str:

@@ -24,7 +24,7 @@ from functools import cached_property, lru_cache
 from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
-from biphase.records import added, record
+from biphase.records import added, ranged, record
 from biphase.specs.sources import check_name, check_pinned
 
 Family = str  # the abbreviation of a task family, a key of FAMILIES
@@ -44,7 +44,8 @@ class Splits:
     cut: float = 0.05
     cut_from: Literal["train", "test"] = "train"
     seed: int = 42
-    rows: tuple[int, int, int] = (0, 0, 0)  # maximum for train, validation and test; 0: all
+    # The most rows of train, validation and test; 0: all
+    rows: tuple[int, int, int] = ranged((0, 0, 0), least=0)
 
     def check(self) -> None:
         if not self.test:
@@ -53,8 +54,6 @@ class Splits:
             raise SpecError(
                 f"Splits.cut is {self.cut:g}; where validation has no files of its own, it is a share between 0 and 1"
             )
-        if min(self.rows) < 0:
-            raise SpecError(f"Splits.rows must not be negative, they are {self.rows}")
 
 
 class Form:
@@ -349,7 +348,8 @@ class Retrieve(Form):
     pairs: str = ""
     # Columns of the pairs; templates get them as {text}.
     pair: tuple[str, str] = ("query", "positive|document")
-    relevant: int = 1  # the lowest grade that counts as relevant for metrics with binary relevance
+    # The lowest grade that counts as relevant for metrics with binary relevance
+    relevant: int = ranged(1, least=1)
 
     name = "retrieval"
     pipeline = "sentence-similarity"
@@ -363,8 +363,6 @@ class Retrieve(Form):
     def check(self) -> None:
         columns_of("Retrieve.query", self.query)
         columns_of("Retrieve.document", self.document)
-        if self.relevant < 1:
-            raise SpecError(f"Retrieve.relevant must be at least 1, it is {self.relevant}")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -636,9 +634,9 @@ class Task:
     form: Classify | Tag | Answer | Retrieve | Regress | MultiLabel | Choose
     source: str
     splits: Splits = Splits()
-    steps: int = 1_000
-    epochs: int = 0  # if not 0, train this many epochs instead of `steps`
-    batch: int = 32
+    steps: int = ranged(1_000, least=0)
+    epochs: int = ranged(0, least=0)  # if not 0, train this many epochs instead of `steps`
+    batch: int = ranged(32, least=1)
     trained_on: str = ""
 
     def check(self) -> None:
@@ -650,11 +648,8 @@ class Task:
             if source.startswith("hf://") and "@" in source:
                 after = source.split("@", 1)[1]
                 check_pinned(where, after if after.startswith("refs/") else after.split("/")[0])
-        fewest = 0 if FAMILIES[self.family].zero_shot else 1
-        if self.steps < fewest or self.batch < 1 or self.epochs < 0:
-            raise SpecError(
-                f"{where}: steps and batch must be at least 1, epochs not negative; only retrieval may have 0 steps"
-            )
+        if not self.steps and not FAMILIES[self.family].zero_shot:
+            raise SpecError(f"{where}: steps must be at least 1; only retrieval may have 0 steps")
         if self.is_trained and not self.trains:
             raise SpecError(
                 f"{where} has no train part; name its files, or the task whose model it is scored with: trained_on='…'"

@@ -147,8 +147,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune any encoder or decoder on tasks over learning rates and seeds, and score it with intervals."""
-    from biphase.catalog import PRESETS
     from biphase.cluster import launch
+    from biphase.papers import PRESETS
     from biphase.store import Store
     from biphase.study.build import evaluation, finetuning, lengths_of
     from biphase.study.datasets import OwnData, tasks_named
@@ -159,7 +159,7 @@ def evaluate(
     known = PRESETS[preset] if preset else None
     tasks = tasks or ",".join(task.name for task in known.tasks) if known else tasks
     chosen = tasks_named(tasks, own, data=data, steps=steps, lrs=lrs, seeds=seeds)
-    chosen = lengths_of(chosen, preset, steps, epochs)
+    chosen = lengths_of(chosen, known, steps, epochs)
     default = ("1e-5", "0") if zero_shot else (LRS, SEEDS)  # zero-shot scores do not depend on the rate
     default = (",".join(map(str, known.lrs)), SEEDS) if known else default
     precision = precision or ("fp32" if dry_run else "")  # a dry run needs no device
@@ -172,7 +172,7 @@ def evaluate(
         documents,
         length,
         discard,
-        preset,
+        known,
     )
     store = Store.open(store_folder)
     if dry_run:

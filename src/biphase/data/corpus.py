@@ -102,29 +102,6 @@ class Files(NamedTuple):
     heldout: tuple[File, ...] = ()
 
 
-@dataclass(frozen=True)
-class HubSource:
-    """The parts of `hf://owner/name@revision/glob`."""
-
-    repository: str
-    revision: str
-    pattern: str
-
-    @classmethod
-    def of(cls, corpus: Corpus) -> HubSource:
-        owner, rest = corpus.source.removeprefix("hf://").split("/", 1)
-        name, _, tail = rest.partition("@")
-        revision, _, pattern = tail.partition("/")
-        if not (owner and name and revision and pattern):
-            raise _refusal(corpus, f"{corpus.source!r} is not hf://owner/name@revision/glob; correct it")
-        for inside in (pattern, corpus.heldout):
-            path = PurePosixPath(inside)
-            if path.is_absolute() or ".." in path.parts or inside.startswith("~"):
-                where = f"leaves the repository of {corpus.source}"
-                raise _refusal(corpus, f"{inside!r} {where}; name files in it, e.g. heldout='test.parquet'")
-        return cls(f"{owner}/{name}", revision, pattern)
-
-
 def tokenize_command(corpus: Corpus) -> str:
     """Return the command that tokenizes this corpus, without `--store`, `--from` and the like."""
     if CORPORA.get(corpus.name) == corpus:
@@ -148,7 +125,7 @@ def resolve(corpus: Corpus, folder: Path | None = None) -> Files:
     if corpus.hub:
         if folder is None:
             raise _refusal(corpus, f"it is on the hub; type: {tokenize_command(corpus)} --from FOLDER")
-        base, source = folder, folder / HubSource.of(corpus).pattern
+        base, source = folder, folder / corpus.place.path
     elif corpus.source.startswith(_BUILTIN):
         base, source = ASSETS, ASSETS / corpus.source.removeprefix(_BUILTIN)
     else:
@@ -266,7 +243,7 @@ def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
 
 def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
     """Return the files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
-    source = HubSource.of(corpus)
+    source = corpus.place
     page, what = f"datasets/{source.repository}", str(_refusal(corpus, "it cannot be listed on the hub"))
     root = f"{page}@{source.revision}"
     with refusing(DataError, what, page, _offline(corpus)):
@@ -278,7 +255,7 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
         train, heldout = patiently(
             lambda: [
                 _listed(corpus, filesystem, root, pattern) if pattern else ()
-                for pattern in (source.pattern, corpus.heldout)
+                for pattern in (source.path, corpus.heldout)
             ]
         )
     return _set_apart(corpus, train, heldout)
@@ -286,9 +263,9 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
 
 def _offline(corpus: Corpus) -> str:
     """Return the commands that get the corpus from another machine with network access."""
-    source = HubSource.of(corpus)
+    source = corpus.place
     words = ["hf", "download", source.repository, "--repo-type", "dataset", "--revision", source.revision]
-    for pattern in filter(None, (source.pattern, corpus.heldout)):
+    for pattern in filter(None, (source.path, corpus.heldout)):
         words += ["--include", pattern]
         if not is_pattern(pattern):  # it may be a folder
             words += ["--include", f"{pattern.rstrip('/')}/*"]
@@ -304,7 +281,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
     entries = filesystem.glob(path, detail=True)
     if not is_pattern(pattern) and any(entry["type"] != "file" for entry in entries.values()):  # a folder
         entries = filesystem.find(path, detail=True)
-    page = f"datasets/{HubSource.of(corpus).repository}"
+    page = f"datasets/{corpus.place.repository}"
     remedy = f"type the command again: it goes on where it was; or do without the hub: {_offline(corpus)}"
     files = []
     for path, entry in sorted(entries.items()):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal
 
 from biphase.errors import SpecError, one_line
@@ -27,6 +28,45 @@ def check_pinned(where: str, revision: str) -> None:
     """Raise SpecError if a revision is a branch: its content can change, so the study would not be reproducible."""
     if revision in ("main", "master") or revision.startswith("refs/"):
         raise SpecError(f"{where}: {revision!r} is a branch and moves; give the commit that its page shows")
+
+
+HUB = "hf://"
+
+
+@dataclass(frozen=True)
+class HubPlace:
+    """The parts of `hf://owner/name@revision/path`; the path may be a pattern, and path and revision may be empty."""
+
+    repository: str
+    revision: str
+    path: str
+
+    @classmethod
+    def of(cls, whose: str, text: str) -> HubPlace:
+        owner, _, rest = text.removeprefix(HUB).partition("/")
+        repository, _, path = rest.partition("/")
+        name, at, revision = repository.partition("@")
+        if not owner or not name or bool(at) != bool(revision):
+            raise SpecError(f"{whose}: {text!r} is not hf://owner/name@revision/path; correct it")
+        check_pinned(whose, f"refs/{path}" if revision == "refs" else revision)
+        check_inside(whose, path, text)
+        return cls(f"{owner}/{name}", revision, path.rstrip("/"))
+
+    @property
+    def address(self) -> str:
+        at = f"@{self.revision}" if self.revision else ""
+        return f"{HUB}{self.repository}{at}/{self.path}"
+
+    @property
+    def name(self) -> str:
+        """The repository without its owner: the name of a local copy's folder."""
+        return self.repository.split("/")[1]
+
+
+def check_inside(whose: str, path: str, source: str) -> None:
+    """Raise SpecError if a path leaves the repository on the hub that it belongs to."""
+    if ".." in PurePosixPath(path).parts or path.startswith(("/", "~")):
+        raise SpecError(f"{whose}: {path!r} leaves the repository of {source}; name files inside it")
 
 
 @record
@@ -200,17 +240,22 @@ class Corpus:
             raise SpecError(
                 f"Corpus {self.name!r} needs a source: a file, a folder or hf://owner/name@revision/glob"
             )
-        if self.hub and ("@" not in self.source or self.source.count("/") < 4):
+        if self.hub and not (self.place.revision and self.place.path):
             raise SpecError(
                 f"Corpus {self.name!r}: {self.source!r} does not pin its content; "
                 "type hf://owner/name@revision/glob, e.g. hf://HuggingFaceFW/fineweb-edu@<commit>/sample/10BT/*.parquet"
             )
         if self.hub:
-            check_pinned(f"Corpus {self.name!r}", self.source.split("@")[1].split("/")[0])
+            check_inside(f"Corpus {self.name!r}", self.heldout, self.source)
 
     @property
     def hub(self) -> bool:
-        return self.source.startswith("hf://")
+        return self.source.startswith(HUB)
+
+    @property
+    def place(self) -> HubPlace:
+        """Its place, if it is on the hub."""
+        return HubPlace.of(f"Corpus {self.name!r}", self.source)
 
     @property
     def reader(self) -> BPE | Pretrained:
@@ -298,8 +343,8 @@ class Pairs:
             raise SpecError(
                 "Pairs needs a file and two columns: Pairs('./pairs.jsonl', query='question', positive='answer')"
             )
-        if self.source.startswith("hf://"):
-            check_pinned(f"Pairs({self.source!r})", self.source.partition("@")[2].split("/")[0])
+        if self.source.startswith(HUB):
+            HubPlace.of("Pairs", self.source)
 
 
 @record

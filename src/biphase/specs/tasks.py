@@ -25,7 +25,7 @@ from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
 from biphase.records import added, ranged, record
-from biphase.specs.sources import check_name, check_pinned
+from biphase.specs.sources import HUB, HubPlace, check_name
 
 Family = str  # the abbreviation of a task family, a key of FAMILIES
 
@@ -645,9 +645,8 @@ class Task:
         if not self.source:
             raise SpecError(f"{where} needs a source: a folder, a file, or hf://owner/name@revision/folder")
         for source in self.places:
-            if source.startswith("hf://") and "@" in source:
-                after = source.split("@", 1)[1]
-                check_pinned(where, after if after.startswith("refs/") else after.split("/")[0])
+            if source.startswith(HUB):
+                HubPlace.of(where, source)
         if not self.steps and not FAMILIES[self.family].zero_shot:
             raise SpecError(f"{where}: steps must be at least 1; only retrieval may have 0 steps")
         if self.is_trained and not self.trains:
@@ -683,11 +682,10 @@ class Task:
 
     def pin(self, revision: str) -> Task:
         """Return the task with its hub source pinned to a commit."""
-        if not self.source.startswith("hf://"):
+        if not self.source.startswith(HUB):
             raise SpecError(f"Task {self.name!r} is not on the hub, its source is {self.source!r}")
-        owner, name, *folder = self.source.removeprefix("hf://").split("/")
-        source = "/".join([owner, f"{name.split('@')[0]}@{revision}", *folder])
-        return replace(self, source=f"hf://{source}")
+        place = replace(HubPlace.of(f"Task {self.name!r}", self.source), revision=revision)
+        return replace(self, source=place.address.rstrip("/"))
 
     def at(self, folder: str) -> Task:
         """Return the task with its files in a local folder: the splits by file name, or BEIR's layout for retrieval."""

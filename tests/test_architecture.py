@@ -90,6 +90,7 @@ def test_imports_point_down():
         for other in imported(ast.parse(path.read_text(encoding="utf-8"))):
             below = other.split(".")[0]
             assert below, f"{name} imports from biphase itself: import from the file that defines it"
+            assert layer == "papers" or not other.startswith("papers."), f"{name} knows a paper: {other}"
             beside = {layer, below} <= folders and RANK[below] == RANK[layer]
             assert beside or RANK[below] < RANK[layer], f"{name} imports {other}, which is not below it"
 

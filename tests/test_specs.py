@@ -287,23 +287,20 @@ def test_a_run_may_have_one_stage_or_none_and_results_on_the_way():
     assert run(keep=(3, 7)).results == {"run-3": 3, "run-7": 7, "run": 10}
 
 
-@pytest.mark.parametrize(
-    ("step", "share"), [(0, 0.1), (9, 1.0), (10, 1.0), (50, 1.0), (89, 1.0), (90, 1.0), (95, 0.5), (99, 0.1)]
-)
-def test_the_learning_rate_warms_up_stays_and_decays(step, share):
-    assert run(steps=100, schedule=WSD(0.5, 10, 10)).learning_rate(step) == pytest.approx(0.5 * share)
+def rates(made, *steps):
+    return [made.learning_rate(step) for step in steps]
 
 
 def test_the_learning_rate_at_the_corners_of_a_run():
+    usual = run(steps=100, schedule=WSD(0.5, 10, 10))
+    assert rates(usual, 0, 9, 10, 89, 90, 95, 99) == pytest.approx([0.05, *[0.5] * 4, 0.25, 0.05])
     paper = run(steps=42_000, schedule=WSD())
-    assert paper.learning_rate(0) == paper.learning_rate(41_999) == pytest.approx(5e-4 / 2_000)
-    assert {paper.learning_rate(step) for step in (1_999, 39_999, 40_000)} == {5e-4}
+    assert rates(paper, 0, 1_999, 40_000, 41_999) == pytest.approx([2.5e-7, 5e-4, 5e-4, 2.5e-7])
     on = Pretrain("on", start=paper, stages=Stage(MLM(0.4), 2_000))  # from the peak on, all decay
-    assert [on.learning_rate(step) for step in (0, 1_000)] == pytest.approx([5e-4, 2.5e-4])
-    constant = run(steps=100, schedule=WSD(0.1, 0, 0))
-    assert {constant.learning_rate(step) for step in (0, 50, 99)} == {0.1}
+    assert rates(on, 0, 1_000) == pytest.approx([5e-4, 2.5e-4])
+    assert rates(run(steps=100, schedule=WSD(0.1, 0, 0)), 0, 50, 99) == [0.1] * 3
     two = run(stages=(Stage(CLM(), 95), Stage(MLM(0.4), 5)), schedule=WSD(0.1, 0, 10))
-    assert [two.learning_rate(step) for step in (90, 94, 95, 99)] == pytest.approx([0.1, 0.06, 0.05, 0.01])
+    assert rates(two, 90, 94, 95, 99) == pytest.approx([0.1, 0.06, 0.05, 0.01])
 
 
 @pytest.mark.parametrize(
@@ -323,26 +320,19 @@ def test_a_decay_of_each_shape_falls_from_the_peak_to_its_floor(shape, left, flo
     assert made.learning_rate(50) == pytest.approx(0.2 * floor, abs=1e-15)  # reached after the last step
 
 
-def test_a_warmup_rises_again_from_the_share_at_which_the_run_before_ended():
-    before = run(steps=20, schedule=WSD(0.2, 0, 10, floor=0.1))
+def test_a_warmup_rises_from_the_share_at_which_the_run_before_ended_and_its_form_goes_on():
+    before = run(steps=20, schedule=WSD(0.2, 0, 10, shape="cosine", floor=0.1, warmup_from=0.1))
     on = Pretrain("on", before, stages=Stage(CLM(), 20), schedule=WSD(0.2, 4, 0, warmup_from=0.1))
-    assert on.learning_rate(3) == on.learning_rate(4) == 0.2
-    assert [on.learning_rate(step) for step in range(3)] == pytest.approx([0.065, 0.11, 0.155])
+    assert rates(on, 0, 1, 2, 3, 4) == pytest.approx([0.065, 0.11, 0.155, 0.2, 0.2])
     assert before.learning_rate(20) == pytest.approx(0.02)
-
-
-def test_the_shape_and_floor_of_a_decay_go_on_in_the_run_after_and_its_warmup_does_not():
-    first = run(steps=20, schedule=WSD(0.2, 4, 10, shape="cosine", floor=0.1, warmup_from=0.1))
-    assert Pretrain("on", first, stages=Stage(CLM(), 20)).schedule == replace(first.schedule, warmup=0)
+    assert Pretrain("on", before, stages=Stage(CLM(), 20)).schedule == replace(before.schedule, warmup=0)
 
 
 def test_a_stage_may_have_its_own_peak_also_inside_warmup_and_decay():
     stages = (Stage(CLM(), 10), Stage(CLM(), 10, peak=0.1), Stage(MLM(0.4), 10))
     made = run(stages=stages, schedule=WSD(0.2, 12, 14))
-    assert [made.learning_rate(step) for step in (9, 10, 12)] == pytest.approx(
-        [0.2 * 10 / 12, 0.1 * 11 / 12, 0.1]
-    )
-    assert [made.learning_rate(step) for step in (19, 20)] == pytest.approx([0.1 * 11 / 14, 0.2 * 10 / 14])
+    expected = [0.2 * 10 / 12, 0.1 * 11 / 12, 0.1, 0.1 * 11 / 14, 0.2 * 10 / 14]
+    assert rates(made, 9, 10, 12, 19, 20) == pytest.approx(expected)
     assert [phase.peak for phase in made.phases] == [0.0, 0.1, 0.0]
     same = run(stages=(Stage(CLM(), 10), Stage(CLM(), 10, peak=0.2)), schedule=WSD(0.2, 0, 0))
     assert same.phases == (Phase(CLM(), 0, 20),)  # the schedule's peak said again is none of its own

@@ -16,9 +16,10 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from biphase.data import corpus as corpus_module
+from biphase.data import documents as documents_module
 from biphase.data import tokenize as tokenize_module
-from biphase.data.corpus import shards_key, text_hash, write_link
+from biphase.data.corpus import shards_key, write_link
+from biphase.data.documents import text_hash
 from biphase.data.shards import Shards
 from biphase.data.tokenize import TakenOver, tokenize
 from biphase.data.tokenizer import load_saved
@@ -56,7 +57,7 @@ def whole(corpus, tmp_path, small_blocks):
 @pytest.fixture
 def small_blocks(monkeypatch):
     """Many blocks, with a report after each."""
-    monkeypatch.setattr(corpus_module, "BLOCK_BYTES", 20_000)
+    monkeypatch.setattr(documents_module, "BLOCK_BYTES", 20_000)
     monkeypatch.setattr(tokenize_module, "REPORT_SECONDS", 0.0)
 
 
@@ -165,11 +166,11 @@ def test_an_interrupted_attempt_is_resumed_and_ends_in_the_same_bytes(corpus, tm
 
 KILL_ME = """
 import sys
-from biphase.data import corpus, tokenize
+from biphase.data import documents, tokenize
 from biphase.store import Store
 from biphase.specs import BPE, Corpus
 if __name__ == "__main__":
-    corpus.BLOCK_BYTES = 20_000
+    documents.BLOCK_BYTES = 20_000
     mine = Corpus("mine", sys.argv[1], BPE(400))
     tokenize.tokenize(mine, Store(sys.argv[2]), report=print, processes=2, shard_tokens=10_000)
 """

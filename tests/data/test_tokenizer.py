@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Model
 
 from biphase.data import tokenizer as tokenizer_module
-from biphase.data.corpus import resolve, texts_of
+from biphase.data.corpus import resolve
+from biphase.data.documents import texts_of
 from biphase.data.tokenizer import (
     SPLIT,
     TextEncoder,

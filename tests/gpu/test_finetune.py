@@ -72,7 +72,8 @@ def test_search_finds_the_same_as_on_the_cpu():
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    from biphase.data.corpus import resolve, texts_of
+    from biphase.data.corpus import resolve
+    from biphase.data.documents import texts_of
 
     corpus = CORPORA["builtin"]
     return train_tokenizer(corpus, texts_of(corpus, resolve(corpus).train), print)

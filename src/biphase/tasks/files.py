@@ -45,7 +45,8 @@ from itertools import islice, product
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from biphase.data.corpus import ASSETS, Absent, HashMemory, separated
+from biphase.data.corpus import ASSETS, Absent, HashMemory
+from biphase.data.documents import separated
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
 from biphase.remote import patiently, refusing, snapshot

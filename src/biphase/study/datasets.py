@@ -23,8 +23,9 @@ from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
 from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Splits, Tag, Task
+from biphase.specs.rows import Numbering, columns_of
 from biphase.specs.sources import HUB, HubPlace
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form, Numbering, columns_of
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
 from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows

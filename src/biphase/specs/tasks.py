@@ -91,8 +91,9 @@ class Form:
 
     @property
     def templates(self) -> dict[str, str]:
-        """The templates of a model's inputs by name; empty if an input is not made by a template."""
-        return {}
+        """The templates of a model's inputs by name: the field `text`, if there is one."""
+        text = getattr(self, "text", "")
+        return {"text": text} if text else {}
 
     @property
     def files(self) -> dict[str, str]:
@@ -143,10 +144,6 @@ class Classify(Form):
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("Classify.text", self.text), self.label)
-
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
 
     @cached_property
     def number(self) -> Numbering:
@@ -415,10 +412,6 @@ class Regress(Form):
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("Regress.text", self.text), self.number)
 
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
-
     def example(self, values: Sequence[Any], place: str) -> NumberedText:
         *texts, value = values
         try:
@@ -470,10 +463,6 @@ class MultiLabel(Form):
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("MultiLabel.text", self.text), *((self.label,) if self.label else self.labels))
-
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
 
     @cached_property
     def number(self) -> Numbering:
@@ -542,10 +531,6 @@ class Choose(Form):
     def columns(self) -> tuple[str, ...]:
         asked = tuple(name for name in columns_of("Choose.text", self.text) if name != "choice")
         return (*asked, *self.choices, self.answer)
-
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
 
     def example(self, values: Sequence[Any], place: str) -> ChoiceQuestion:
         *known, answer = values

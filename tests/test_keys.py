@@ -53,6 +53,12 @@ def keys(run):
 
 MIX = Mix({CLM(): 3, MLM(0.4): 1})
 NEVER = 10**9
+
+
+def second(stage):
+    return {"stages": (Stage(CLM(), 10), stage)}
+
+
 # What is changed in RUN, and the last step whose checkpoint is still the same (−1: not even the start).
 CHANGES = {
     "name": ({"name": "other"}, NEVER),
@@ -68,13 +74,13 @@ CHANGES = {
     "held-out tokens": ({"heldout_tokens": 5_000}, NEVER),
     "no decay": ({"schedule": WSD(1e-3, 2, 0)}, 15),
     "longer decay": ({"schedule": WSD(1e-3, 2, 14)}, 6),
-    "longer last stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 12))}, 15),
-    "ratio of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.5), 10))}, 10),
-    "rule of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4, (0.8, 0.1, 0.1)), 10))}, 10),
-    "kind of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MNTP(0.4), 10))}, 10),
+    "longer last stage": (second(Stage(MLM(0.4), 12)), 15),
+    "ratio of the second stage": (second(Stage(MLM(0.5), 10)), 10),
+    "rule of the second stage": (second(Stage(MLM(0.4, (0.8, 0.1, 0.1)), 10)), 10),
+    "kind of the second stage": (second(Stage(MNTP(0.4), 10)), 10),
     "switch": ({"stages": (Stage(CLM(), 7), Stage(MLM(0.4), 13))}, 7),
     "first objective": ({"stages": (Stage(MLM(0.4), 20),)}, 0),
-    "a mixture": ({"stages": (Stage(CLM(), 10), Stage(MIX, 10))}, 10),
+    "a mixture": (second(Stage(MIX, 10)), 10),
     "seed": ({"seed": 1}, -1),
     "packing": ({"packing": Rows(64, document_mask=True)}, -1),
     "chunks": ({"packing": Chunks(64)}, -1),
@@ -92,21 +98,15 @@ CHANGES = {
     "shape of the decay": ({"schedule": WSD(1e-3, 2, 5, shape="1-sqrt")}, 15),
     "floor of the decay": ({"schedule": WSD(1e-3, 2, 5, floor=0.1)}, 15),
     "start of the warmup": ({"schedule": WSD(1e-3, 2, 5, warmup_from=0.1)}, -1),
-    "peak of the second stage": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, peak=1e-4))}, 10),
+    "peak of the second stage": (second(Stage(MLM(0.4), 10, peak=1e-4)), 10),
     "peak of a part of a stage": (
         {"stages": (Stage(CLM(), 4), Stage(CLM(), 6, peak=1e-4), Stage(MLM(0.4), 10))},
         4,
     ),
     "Muon": ({"optimizer": Muon()}, -1),
     "z-loss": ({"z_loss": 1e-4}, -1),
-    "frozen layers of the second stage": (
-        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, freeze="layers[:2]"))},
-        10,
-    ),
-    "layer decay of the second stage": (
-        {"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, layer_decay=0.9))},
-        10,
-    ),
+    "frozen layers of the second stage": (second(Stage(MLM(0.4), 10, freeze="layers[:2]")), 10),
+    "layer decay of the second stage": (second(Stage(MLM(0.4), 10, layer_decay=0.9)), 10),
     "a layer decay of 1 said by a stage": (
         {"stages": (Stage(CLM(), 10, layer_decay=1.0), Stage(MLM(0.4), 10))},
         NEVER,
@@ -118,7 +118,7 @@ CHANGES = {
         },
         NEVER,
     ),
-    "rotary base": ({"stages": (Stage(CLM(), 10), Stage(MLM(0.4), 10, rope_base=50_000.0))}, 10),
+    "rotary base": (second(Stage(MLM(0.4), 10, rope_base=50_000.0)), 10),
     "rotary base from the start": (
         {"stages": (Stage(CLM(), 10, rope_base=50_000.0), Stage(MLM(0.4), 10))},
         0,

@@ -690,7 +690,7 @@ class Pretrain:
     def parent(self) -> Pretrain | None:
         return self.start if isinstance(self.start, Pretrain) else None
 
-    @property
+    @cached_property
     def sources(self) -> tuple[Kept, ...]:
         """The checkpoints that it starts from, the one with the most steps first; none if it starts from a model."""
         if isinstance(self.start, Merge):
@@ -719,17 +719,13 @@ class Pretrain:
     @property
     def origin_step(self) -> int:
         """The number of steps taken by the runs that this one continues; of a merge, those of its longest part."""
-        if self.parent:
-            return self.parent.origin_step + self.parent.steps
-        return self.start.by_steps[0].total_steps if isinstance(self.start, Merge) else 0
+        return self.sources[0].total_steps if self.sources else 0
 
     @property
     def origin_sample(self) -> int:
         """The sample index at which this run's data begins: the number of rows the earlier runs have read."""
         if self.data == "restart":
             return 0
-        if self.parent:
-            return self.parent.origin_sample + self.parent.rows_until(self.parent.steps)
         return max((part.samples for part in self.sources), default=0)
 
     @cached_property  # as it walks the whole chain
@@ -748,9 +744,7 @@ class Pretrain:
     @property
     def initial_rope_base(self) -> float:
         """The base of the rotary position embedding that this run starts with; 0: the model's own."""
-        if self.parent:
-            return self.parent.rope_base_after(self.parent.steps)
-        return self.start.by_steps[0].rope_base if isinstance(self.start, Merge) else 0.0
+        return self.sources[0].rope_base if self.sources else 0.0
 
     @property
     def changes_heldout(self) -> bool:

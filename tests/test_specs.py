@@ -219,16 +219,6 @@ def test_an_invalid_record_is_refused_in_one_line_that_names_the_field(expressio
 # ---------------------------------------------------------------- runs
 
 
-def test_the_defaults_of_a_run_are_the_papers():
-    made = Pretrain("p", SIZES["610m"], "fineweb-edu", (Stage(CLM(), 42_000),))
-    assert made.schedule == WSD(5e-4, 2_000, 2_000)
-    assert made.optimizer == AdamW((0.9, 0.95), 1e-5, 0.1, 1.0)
-    defaults = 2_359_296, Chunks(2048, 12), "bf16", 42
-    assert (made.batch_tokens, made.packing, made.precision, made.seed) == defaults
-    assert made.rows_per_step == 1_152
-    assert MLM(0.4).replace == (1.0, 0.0, 0.0)
-
-
 def test_a_run_takes_its_precision_from_its_size():
     assert run().precision == "fp32"
     assert run(start=Hub("./m")).precision == run(precision="bf16").precision == "bf16"

@@ -104,7 +104,7 @@ def careless_parquet():
         ("a.csv", 'n,text\r\n1,"two\nlines, ""quoted"""\r\n\r\n2,b\r\n', ['two\nlines, "quoted"', "b"], {}),
         ("a.csv", "\ufeff\nn;text;x\n1;a, b;\n2;c;\n", ["a, b", "c"], {}),
         ("a.tsv", 'text\tn\na "stray quote\t1\nb, c\t2\n', ['a "stray quote', "b, c"], {}),
-        ("a.csv", b"text,n\n\xff,1\ngood,2\n,3\n", ["good"], {"invalid UTF-8": "a.csv:1", "empty text": "a.csv:3"}),
+        ("a.csv", b"text,n\n\xff,1\ngood,2\n,3\n", ["good"], {"invalid UTF-8": "a.csv", "empty text": "a.csv:3"}),
         ("a.csv", "n,text\n1,a\n2\n3,b", ["a", "b"], {"no text": "a.csv:2"}),
         ("a.parquet", careless_parquet(), ["good", "end"],
          {"no text": "a.parquet:2", "invalid UTF-8": "a.parquet:3", "empty text": "a.parquet:4"}),

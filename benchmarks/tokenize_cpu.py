@@ -22,7 +22,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from biphase.data.corpus import File, resolve, texts_of
+from biphase.data.corpus import File, resolve
+from biphase.data.documents import texts_of
 from biphase.data.shards import Shards
 from biphase.data.tokenize import tokenize
 from biphase.presets import CORPORA

@@ -351,8 +351,8 @@ MUTATIONS = [
     Mutation(
         "continued run reads its parent's text again",
         "specs/training.py",
-        "return self.parent.origin_sample + self.parent.rows_until(self.parent.steps)",
-        "return self.parent.rows_until(self.parent.steps)",
+        "return self.run.origin_sample + self.run.rows_until(self.step)",
+        "return self.run.rows_until(self.step)",
         "test_specs.py::test_steps_and_samples_add_up_along_a_chain_of_runs",
         "the third run of a chain begins where the second did",
         subtle=True,

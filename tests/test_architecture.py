@@ -93,6 +93,7 @@ def test_imports_point_down():
         for other in imported(path):
             below = other.split(".")[0]
             assert below, f"{name} imports from biphase itself: import from the file that defines it"
+            assert layer == "papers" or not other.startswith("papers."), f"{name} knows a paper: {other}"
             beside = {layer, below} <= folders and RANK[below] == RANK[layer]
             assert beside or RANK[below] < RANK[layer], f"{name} imports {other}, which is not below it"
 

@@ -34,24 +34,17 @@ def study(*claims, finetune: Finetune | None = TUNED):
     return Study("s", RUNS, finetune, claims)
 
 
-ALLOWED = {
-    "a family": {"on": ("TC",)},
-    "a task": {"on": ("squad",)},
-    "both": {"on": ("TC", "squad")},
-    "one word": {"on": "TC"},
-    "two lines": {"says": "causal first\n helps"},
-    "everything": {},
-    "a checkpoint": {"more": "clm-5000"},
-    "no worse": {"margin": -0.5},
-    "a metric": {"on": "QA", "metric": "exact_match"},
-    "a metric of one task": {"on": ("conll2003",), "metric": "entity_f1"},
-    "a name that only looks like ours": {"name": "C1x"},
-}
-
-
-@pytest.mark.parametrize("case", ALLOWED)
-def test_allowed(case):
-    made = Study("s", RUNS, TUNED, claim(**ALLOWED[case]))
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"on": ("TC", "squad"), "says": "causal first\n helps"},
+        {"on": "TC", "margin": -0.5},
+        {"more": "clm-5000", "on": "QA", "metric": "exact_match"},
+        {"name": "C1x", "on": ("conll2003",), "metric": "entity_f1"},
+    ],
+)
+def test_a_claim_names_results_families_tasks_and_metrics(fields):
+    made = Study("s", RUNS, TUNED, claim(**fields))
     assert decode(encode(made)) == made
     assert "\n" not in made.claims[0].says
 
@@ -115,12 +108,3 @@ def test_the_metrics_that_may_be_named_are_those_of_trials():
     named = {name for cell in rows for name in re.findall(r"`([^`]+)`", cell)}
     known = [metric for family in FAMILIES.values() for metric in family.metrics]
     assert set(known) == set(named)
-    scoring = ("finetune/families.py", "tasks/metrics.py")
-    source = "".join((ROOT / "src" / "biphase" / name).read_text() for name in scoring)
-    assert all(f'"{metric}"' in source for metric in known)
-
-
-def test_no_module_outside_papers_imports_a_paper():
-    source = ROOT / "src" / "biphase"
-    files = [path for path in source.rglob("*.py") if "papers" not in path.relative_to(source).parts]
-    assert not [path for path in files if "biphase.papers." in path.read_text()]

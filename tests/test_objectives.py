@@ -8,9 +8,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from biphase.data.stream import boundaries_of, positions_of
 from biphase.errors import SpecError
-from biphase.objectives import IGNORE, Batch, Vocabulary, apply, assign, label_bound
+from biphase.objectives import IGNORE, Vocabulary, apply, assign, label_bound
 from biphase.randomness import hash32, hash_samples, permute, salt
 from biphase.records import decode, encode
 from biphase.specs import CLM, MLM, MNTP, Cosine, Linear, Mix, Uniform
@@ -43,17 +42,10 @@ def inputs_of(objective, ids=None, segments=None, seed=5, step=0, first=0):
 
 @pytest.mark.parametrize("objective", EVERY, ids=str)
 class TestEveryObjective:
-    def test_labels_something(self, objective):
-        assert (inputs_of(objective).labels != IGNORE).any()
-
-    def test_the_same_counters_give_the_same_inputs(self, objective):
-        one, two = inputs_of(objective), inputs_of(objective)
-        assert torch.equal(one.ids, two.ids)
-        assert torch.equal(one.labels, two.labels)
-
     def test_a_row_is_masked_the_same_alone(self, objective):
         ids = rows()
         whole = inputs_of(objective, ids)
+        assert torch.equal(ids, rows()), "the tokens are not changed in place"
         alone = apply(objective, ids[9:10], None, torch.tensor([9]), seed=5, step=0, vocabulary=VOCABULARY)
         assert torch.equal(whole.ids[9:10], alone.ids)
         assert torch.equal(whole.labels[9:10], alone.labels)
@@ -66,15 +58,9 @@ class TestEveryObjective:
             assert (inputs.labels[:, 19] == IGNORE).all()
             assert (inputs.labels[:, -1] == IGNORE).all()
 
-    def test_the_tokens_are_not_changed_in_place(self, objective):
-        ids = rows()
-        before = ids.clone()
-        inputs_of(objective, ids)
-        assert torch.equal(ids, before)
-
     def test_labels_fit_the_bound(self, objective):
         ids = rows(256, 64)
-        assert (inputs_of(objective, ids).labels != IGNORE).sum() <= label_bound(objective, *ids.shape)
+        assert 0 < (inputs_of(objective, ids).labels != IGNORE).sum() <= label_bound(objective, *ids.shape)
 
 
 def test_clm_predicts_the_next_token():
@@ -109,12 +95,6 @@ def test_the_bert_rule_splits_80_10_10_and_takes_only_ordinary_tokens():
     drawn = shown[(shown != 3) & (shown != true)]
     assert not VOCABULARY.special[drawn].any()
     assert len(drawn.unique()) > 80
-
-
-def test_masks_of_a_lower_ratio_are_subsets():
-    low, high = (inputs_of(MLM(ratio)).labels != IGNORE for ratio in (0.2, 0.5))
-    assert (low <= high).all()
-    assert low.sum() < high.sum()
 
 
 def test_epochs_and_seeds_mask_differently():
@@ -238,15 +218,6 @@ def test_the_ratio_of_units_holds_in_expectation_and_labels_fit_the_bound(object
     assert ((lower.labels != IGNORE) <= masked).all(), "masks of a lower ratio are subsets"
 
 
-def test_spans_have_their_mean_length():
-    ids = torch.full((400, 512), 5)
-    objective = MLM(0.05, unit="span", mean_span=5)
-    masked = (inputs_of(objective, ids).labels != IGNORE).int()
-    begins = (masked.diff(dim=1) == 1).sum() + masked[:, 0].sum()
-    # A masked span is followed by another masked one with probability 0.05.
-    assert (masked.sum() / begins).item() == pytest.approx(5 / 0.95, rel=0.06)
-
-
 # ---------------------------------------------------------------- mixtures
 
 OBJECTIVES = st.sampled_from(EVERY)
@@ -310,13 +281,6 @@ def test_shares_that_divide_the_rows_are_exact_in_every_step_and_others_on_avera
     assert between.float().mean(0)[1] == pytest.approx(0.25, abs=0.04)
 
 
-def test_every_row_gets_every_objective_in_its_turn():
-    mix, got = Mix({CLM(): 1, MLM(0.4): 1}), torch.zeros(8)
-    for step in range(400):
-        got[assign(mix, step * 8, 8, seed=3, step=step)[0].samples % 8] += 1
-    assert (got - 200).abs().max() < 5 * 10
-
-
 def test_a_terms_weight_is_its_share_of_the_rows_times_its_own():
     mix = Mix({CLM(): 3, MLM(0.4): 1}, weights={CLM(): 2})
     causal, masked = (each.term for each in assign(mix, 0, 8, seed=0, step=0))
@@ -325,29 +289,3 @@ def test_a_terms_weight_is_its_share_of_the_rows_times_its_own():
     by_label = Mix({CLM(): 3, MLM(0.4): 1}, weights={CLM(): 2}, mean_over="labels")
     terms = [each.term for each in assign(by_label, 0, 8, seed=0, step=0)]
     assert [(term.number, term.terms, term.weight) for term in terms] == [(0, 1, 2.0), (0, 1, 1.0)]
-
-
-# ---------------------------------------------------------------- batches
-
-CPU = torch.device("cpu")
-SEGMENTS = torch.tensor([[0, 0, 1, 1], [0, 1, 1, 1]])
-
-
-def batch_of(segments):
-    boundaries = None if segments is None else boundaries_of(segments, fixed=False)
-    ids, positions = torch.arange(8).view(2, 4), positions_of(segments, 2, 4)
-    labels = torch.tensor([4, IGNORE])
-    return Batch(ids, positions, segments, boundaries, torch.tensor([1, 0]), labels, 1, True, torch.arange(2))
-
-
-def test_on_a_cpu_a_batch_is_not_copied():
-    for batch in (batch_of(SEGMENTS), batch_of(None)):
-        before = {
-            name: value.clone() for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
-        }
-        there = batch.ready_for(CPU).to(CPU)
-        assert (there.count, there.causal, there.steady) == (1, True, False)
-        assert (there.segments is None) == (batch.segments is None)
-        for name, value in before.items():
-            assert torch.equal(getattr(there, name), value)
-            assert getattr(there, name).data_ptr() == getattr(batch, name).data_ptr()

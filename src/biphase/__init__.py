@@ -3,7 +3,8 @@
 import importlib
 
 from biphase import specs
-from biphase.catalog import CATALOG, PRESETS, TASKS
+from biphase.catalog import CATALOG, TASKS
+from biphase.papers import PRESETS
 from biphase.presets import CONFIGS, CORPORA, LLAMA3, SIZES, modernbert
 from biphase.specs import *  # noqa: F403  (every record of a study)
 from biphase.version import __version__

@@ -4,7 +4,8 @@
 - rejects an unknown field and suggests the nearest known one (a misspelt field must not silently use a default);
 - checks every value against its annotation, converting 1 to 1.0, a list, a range or one item to a tuple, and a dict
   to the tuple of its pairs;
-- calls the class's `settle` (fills in derived fields, which are None until then) and `check` (validates), if defined.
+- calls the class's `settle` (fills in derived fields, which are None until then) and `check` (validates), if defined;
+- before `check`, compares every number with the range that its field declares (`ranged`).
 
 `encode` turns a record into JSON values, `decode` reads them back, and `content_key` hashes them. Records with equal
 field values have equal JSON and equal keys, regardless of how they were written.
@@ -43,7 +44,30 @@ def added(default: Any) -> Any:
     return field(default=default, metadata={"added": True})
 
 
-@dataclass_transform(frozen_default=True, field_specifiers=(field, added))
+@dataclass(frozen=True)
+class Range:
+    """The numbers that a field may hold, and what to type instead of others."""
+
+    least: float = -math.inf
+    above: float = -math.inf
+    most: float = math.inf
+    below: float = math.inf
+    hint: str = ""
+
+    def holds(self, number: float) -> bool:
+        return self.least <= number <= self.most and self.above < number < self.below
+
+    def __str__(self) -> str:
+        bounds = {"at least": self.least, "above": self.above, "at most": self.most, "below": self.below}
+        return " and ".join(f"{how} {bound:,}" for how, bound in bounds.items() if math.isfinite(bound))
+
+
+def ranged(default: Any = MISSING, *, added: bool = False, **bounds: Any) -> Any:
+    """Declare a field whose numbers lie in a `Range`; of a tuple, each item. `added`: see there."""
+    return field(default=default, metadata={"range": Range(**bounds)} | ({"added": True} if added else {}))
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field, added, ranged))
 def record(cls: type[T]) -> type[T]:
     """Make `cls` a frozen, validated dataclass and register its name for `decode`."""
     kind = dataclass(frozen=True)(cls)
@@ -73,8 +97,26 @@ def _check(value: Any) -> None:
         _fit_fields(value, given_only=True)
         value.settle()
     _fit_fields(value)
+    _check_ranges(value)
     if hasattr(value, "check"):
         value.check()
+
+
+def _check_ranges(instance: Any) -> None:
+    for name, allowed in _ranges(type(instance)).items():
+        value = getattr(instance, name)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, (int, float)) and not allowed.holds(number):
+                of = f" of {instance.name!r}" if "name" in _hints(type(instance)) else ""
+                hint = f"; {allowed.hint}" if allowed.hint else ""
+                raise SpecError(
+                    f"{type(instance).__name__}.{name}{of} must be {allowed}, not {number!r}{hint}"
+                )
+
+
+@functools.cache
+def _ranges(cls: Any) -> dict[str, Range]:
+    return {each.name: each.metadata["range"] for each in fields(cls) if "range" in each.metadata}
 
 
 def _fit_fields(instance: Any, *, given_only: bool = False) -> None:

@@ -14,7 +14,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from tokenizers import Tokenizer as Model
 
 from biphase.data import tokenizer as tokenizer_module
-from biphase.data.corpus import resolve, texts_of
+from biphase.data.corpus import resolve
+from biphase.data.documents import texts_of
 from biphase.data.tokenizer import (
     SPLIT,
     TextEncoder,
@@ -114,8 +115,6 @@ def test_training_gives_the_same_bytes_with_any_number_of_threads():
         (("<|end_of_text|>", "<|reserved_special_token_0|>", "<|reserved_special_token_1|>"), {},
          (1, "reserved", 0, None, 900)),
         (("<|endoftext|>",), {}, (900, "added", 0, None, 901)),
-        (("<stop>",), {"eos_token": "<stop>"}, (900, "added", 0, None, 901)),
-        (("</s>", "<mask>"), {"eos_token": None, "mask_token": ""}, (1, "own", 0, None, 900)),
         (("</s>", "<mask>"), {"pad_token": "<no>", "bos_token": "<no>"}, (1, "own", 0, None, 900)),
     ],
 )  # fmt: skip
@@ -134,9 +133,6 @@ def test_special_tokens_are_those_of_the_configuration_else_of_well_known_names(
     [
         (("<stop>",), {}, ['{"eos_token"']),
         (("</s>", "<mask>"), {"eos_token": "<nowhere>"}, ["eos_token", "<nowhere>", "tokenizer_config.json"]),
-        (("</s>", "<mask>"), {"mask_token": "<nowhere>"}, ["mask_token", "<nowhere>", "_config.json"]),
-        (("</s>",), {"eos_token": 7}, ["eos_token", "7"]),
-        (("</s>",), {"eos_token": ["</s>"]}, ["eos_token", "['</s>']"]),
         (("</s>",), {"eos_token": {"content": 7}}, ["eos_token", "7"]),
         (("</s>",), {"eos_token": "Ċ"}, ["'Ċ'", "only way"]),  # a newline as the end
     ],

@@ -45,7 +45,8 @@ SLOW = {"choices": 1e-4}  # at 3e-4 its few examples are learnt by heart, and ro
 
 @pytest.fixture(scope="module")
 def reading():
-    from biphase.data.corpus import resolve, texts_of
+    from biphase.data.corpus import resolve
+    from biphase.data.documents import texts_of
 
     corpus = CORPORA["builtin"]
     made = train_tokenizer(corpus, texts_of(corpus, resolve(corpus).train), print)

@@ -8,8 +8,9 @@ import pytest
 from biphase.data.corpus import Absent
 from biphase.errors import DataError, SpecError
 from biphase.specs import Classify, Retrieve, Splits, Task
+from biphase.specs.sources import HubPlace
 from biphase.store import Store
-from biphase.tasks.files import HubPlace, files_of, matching, parts_of, task_fingerprint, task_key
+from biphase.tasks.files import files_of, matching, parts_of, task_fingerprint, task_key
 
 FORM = Classify("{text}", ("a", "b"))
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -195,10 +196,10 @@ def test_a_hub_address_is_taken_apart():
     assert HubPlace.of("", f"hf://o/n@{COMMIT}/a/b*") == HubPlace("o/n", COMMIT, "a/b*")
     assert HubPlace.of("", "hf://o/n/a") == HubPlace("o/n", "", "a")
     for wrong in ("hf://o", "hf://o/", "hf:///n@1/x", "hf://o/n@/x"):
-        with pytest.raises(DataError, match="is not hf://owner/name@revision/folder"):
+        with pytest.raises(SpecError, match="is not hf://owner/name@revision/path"):
             HubPlace.of("task", wrong)
     for wrong in ("hf://o/n@1/../x", "hf://o/n@1//etc/x", "hf://o/n@1/~/x"):
-        with pytest.raises(DataError, match="its repository"):
+        with pytest.raises(SpecError, match="leaves the repository"):
             HubPlace.of("task", wrong)
 
 

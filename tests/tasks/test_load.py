@@ -13,7 +13,8 @@ from pyarrow import parquet
 from biphase.catalog import CATALOG
 from biphase.errors import DataError
 from biphase.specs import Answer, Classify, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import AnswerSpan, LabelledText, Numbering, Question, TaggedSentence
+from biphase.specs.rows import Numbering
+from biphase.specs.tasks import AnswerSpan, LabelledText, Question, TaggedSentence
 from biphase.tasks.load import Pair, cut, load
 
 

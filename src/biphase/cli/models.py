@@ -187,8 +187,8 @@ def evaluate(
     as_json: AsJson = False,
 ) -> None:
     """Fine-tune any encoder or decoder on tasks over learning rates and seeds, and score it with intervals."""
-    from biphase.catalog import PRESETS
     from biphase.cluster import launch
+    from biphase.papers import PRESETS
     from biphase.store import Store
     from biphase.study.build import evaluation, finetuning, lengths_of
     from biphase.study.datasets import OwnData, tasks_named
@@ -200,15 +200,16 @@ def evaluate(
         raise SpecError(f"evaluate scores one model; several: biphase compare {shlex.join(models)}")
     limit = launch.seconds(for_time) if for_time else None
     own = OwnData(family, text, label, labels, test, trained_on, query, zero_shot)
-    tasks = tasks or (",".join(task.name for task in PRESETS[preset].tasks) if preset else "")
+    known = PRESETS[preset] if preset else None
+    tasks = tasks or (",".join(task.name for task in known.tasks) if known else "")
     chosen = tasks_named(tasks, own, data=data, steps=steps, lrs=lrs, seeds=seeds)
     rates, usual = (
         ("1e-5", "0") if zero_shot else (USUAL_RATES[verb], USUAL_SEEDS)
     )  # a score without training has neither
     grid = finetuning(
-        lengths_of(chosen, preset, steps, epochs), lrs or ("" if preset else rates), seeds or usual, protocol,
+        lengths_of(chosen, known, steps, epochs), lrs or ("" if known else rates), seeds or usual, protocol,
         precision or ("fp32" if dry_run else ""),  # a dry run needs no device
-        documents, length, discard, preset,
+        documents, length, discard, known,
     )  # fmt: skip
     store = Store.open(store_folder)
     if dry_run:

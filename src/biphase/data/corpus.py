@@ -1,4 +1,4 @@
-"""A corpus: which files it consists of, the hash of its content, and its documents.
+"""A corpus: which files it consists of, and the hash of its content; documents.py reads them.
 
 Files (`resolve`, `on_hub`). A source is a file, a folder (everything below it) or a pattern (`*`, `?`, `[…]`, and `**`
 for any folders). Held-out files are named the same way, relative to the source's folder. Symbolic links are followed
@@ -14,43 +14,24 @@ Content (`fingerprints`). The hash of a corpus's content is the part of every ke
   times and inode, so that planning again reads nothing. Tokenizing hashes again what was not hashed within a day.
 - On a machine without the raw text, the fingerprints recorded in published shards are used, so that keys stay the same.
 
-Documents (`blocks`, `parse`), in a fixed order:
-
-    txt              one file is one document
-    jsonl(.gz|.zst)  one line is one document, its text in the field that the corpus names
-    csv, tsv         one row is one document, its text in the column that the corpus names, which the first row has;
-                     separators and quotes as `separated` says; also .gz and .zst
-    parquet          one row is one document, its text in the column that the corpus names
-
-Errors at once: an unreadable file, an unknown file type, a missing column, no files, no documents. Skipped and counted,
-with the position of the first: a line that is not a JSON object, a missing or non-text field, invalid Unicode, empty
-text, an empty file. If more than 10 records and more than 1% are skipped, counted over all records so far at the end of
-each file, that is an error too. A blank line is not a record. `blocks` reads files in order into blocks of raw records,
-and `parse` turns a block into documents. They are separate so that other processes can parse and encode blocks and only
-raw bytes are sent to them.
-
 Planning imports this module, so it imports pyarrow and huggingface_hub only where they are used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import csv
-import hashlib
-import json
 import os
 import shlex
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from itertools import chain, islice
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, NamedTuple
 
 from biphase import keys
-from biphase.errors import DataError, StoreError, nearest, one_line
+from biphase.errors import DataError, StoreError, one_line
 from biphase.leases import Lease, Leases
 from biphase.metadata import read_card
 from biphase.presets import CORPORA
@@ -69,7 +50,7 @@ class Absent(DataError):
     """The raw files are not on this machine; results made from them may still be in the store."""
 
 
-def _refusal(corpus: Corpus, why: str, kind: type[DataError] = DataError) -> DataError:
+def refusal(corpus: Corpus, why: str, kind: type[DataError] = DataError) -> DataError:
     return kind(f"corpus {corpus.name!r}: {why}")
 
 
@@ -102,29 +83,6 @@ class Files(NamedTuple):
     heldout: tuple[File, ...] = ()
 
 
-@dataclass(frozen=True)
-class HubSource:
-    """The parts of `hf://owner/name@revision/glob`."""
-
-    repository: str
-    revision: str
-    pattern: str
-
-    @classmethod
-    def of(cls, corpus: Corpus) -> HubSource:
-        owner, rest = corpus.source.removeprefix("hf://").split("/", 1)
-        name, _, tail = rest.partition("@")
-        revision, _, pattern = tail.partition("/")
-        if not (owner and name and revision and pattern):
-            raise _refusal(corpus, f"{corpus.source!r} is not hf://owner/name@revision/glob; correct it")
-        for inside in (pattern, corpus.heldout):
-            path = PurePosixPath(inside)
-            if path.is_absolute() or ".." in path.parts or inside.startswith("~"):
-                where = f"leaves the repository of {corpus.source}"
-                raise _refusal(corpus, f"{inside!r} {where}; name files in it, e.g. heldout='test.parquet'")
-        return cls(f"{owner}/{name}", revision, pattern)
-
-
 def tokenize_command(corpus: Corpus) -> str:
     """Return the command that tokenizes this corpus, without `--store`, `--from` and the like."""
     if CORPORA.get(corpus.name) == corpus:
@@ -147,8 +105,8 @@ def resolve(corpus: Corpus, folder: Path | None = None) -> Files:
     root = folder if corpus.hub else None
     if corpus.hub:
         if folder is None:
-            raise _refusal(corpus, f"it is on the hub; type: {tokenize_command(corpus)} --from FOLDER")
-        base, source = folder, folder / HubSource.of(corpus).pattern
+            raise refusal(corpus, f"it is on the hub; type: {tokenize_command(corpus)} --from FOLDER")
+        base, source = folder, folder / corpus.place.path
     elif corpus.source.startswith(_BUILTIN):
         base, source = ASSETS, ASSETS / corpus.source.removeprefix(_BUILTIN)
     else:
@@ -170,7 +128,7 @@ def _set_apart(corpus: Corpus, train: tuple[File, ...], heldout: tuple[File, ...
     apart = {file.identity for file in heldout}
     left = tuple(file for file in train if file.identity not in apart)
     if not left:
-        raise _refusal(corpus, f"all files of {corpus.source!r} are held out; name others in heldout")
+        raise refusal(corpus, f"all files of {corpus.source!r} are held out; name others in heldout")
     return Files(left, heldout)
 
 
@@ -182,7 +140,7 @@ def _check_suffix(corpus: Corpus, name: str, where: str) -> None:
     """Raise DataError for a file of an unknown type, so that nothing is left out silently."""
     if not name.lower().endswith(SUFFIXES):
         why = f"{name} in {where} is none of {', '.join(SUFFIXES)}"
-        raise _refusal(corpus, f"{why}; move it away, or name a pattern, e.g. source='folder/*.jsonl.zst'")
+        raise refusal(corpus, f"{why}; move it away, or name a pattern, e.g. source='folder/*.jsonl.zst'")
 
 
 def _split(source: Path) -> tuple[Path, tuple[str, ...]]:
@@ -202,11 +160,11 @@ def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[File, ...]:
     for part in pattern:
         if "**" in part and part != "**":
             mended = part.replace("**", "*")
-            raise _refusal(corpus, f"in {source}, ** stands for whole folders; type **/{mended}")
+            raise refusal(corpus, f"in {source}, ** stands for whole folders; type **/{mended}")
     if not pattern and source.is_file():
         paths = {source}
     elif not pattern and not source.is_dir():
-        raise _refusal(corpus, f"{source} is not there; correct its source, or put the files there", Absent)
+        raise refusal(corpus, f"{source} is not there; correct its source, or put the files there", Absent)
     else:
         base, pattern = (base, pattern) if pattern else (source, ("**",))
         paths = set(_matching(base, pattern))
@@ -215,11 +173,11 @@ def _files(corpus: Corpus, source: Path, root: Path | None) -> tuple[File, ...]:
         name = path.relative_to(root or base).as_posix()
         if not path.is_file():
             why = "is no file and no folder (a broken link?)"
-            raise _refusal(corpus, f"{path} {why}; mend it or move it away")
+            raise refusal(corpus, f"{path} {why}; mend it or move it away")
         _check_suffix(corpus, name, str(source))
         files.append(File(name, path, path.stat().st_size))
     if not files:  # Absent, since the mount point of an unmounted disk is an empty folder
-        raise _refusal(corpus, f"{source} holds no files; put {', '.join(SUFFIXES)} there", Absent)
+        raise refusal(corpus, f"{source} holds no files; put {', '.join(SUFFIXES)} there", Absent)
     return tuple(sorted(files, key=lambda file: file.name))
 
 
@@ -266,8 +224,8 @@ def _matching(folder: Path, pattern: tuple[str, ...]) -> Iterator[Path]:
 
 def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
     """Return the files of a hub corpus, to be streamed. `filesystem` is any fsspec one."""
-    source = HubSource.of(corpus)
-    page, what = f"datasets/{source.repository}", str(_refusal(corpus, "it cannot be listed on the hub"))
+    source = corpus.place
+    page, what = f"datasets/{source.repository}", str(refusal(corpus, "it cannot be listed on the hub"))
     root = f"{page}@{source.revision}"
     with refusing(DataError, what, page, _offline(corpus)):
         if filesystem is None:
@@ -278,7 +236,7 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
         train, heldout = patiently(
             lambda: [
                 _listed(corpus, filesystem, root, pattern) if pattern else ()
-                for pattern in (source.pattern, corpus.heldout)
+                for pattern in (source.path, corpus.heldout)
             ]
         )
     return _set_apart(corpus, train, heldout)
@@ -286,9 +244,9 @@ def on_hub(corpus: Corpus, filesystem: Any = None) -> Files:
 
 def _offline(corpus: Corpus) -> str:
     """Return the commands that get the corpus from another machine with network access."""
-    source = HubSource.of(corpus)
+    source = corpus.place
     words = ["hf", "download", source.repository, "--repo-type", "dataset", "--revision", source.revision]
-    for pattern in filter(None, (source.pattern, corpus.heldout)):
+    for pattern in filter(None, (source.path, corpus.heldout)):
         words += ["--include", pattern]
         if not is_pattern(pattern):  # it may be a folder
             words += ["--include", f"{pattern.rstrip('/')}/*"]
@@ -304,7 +262,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
     entries = filesystem.glob(path, detail=True)
     if not is_pattern(pattern) and any(entry["type"] != "file" for entry in entries.values()):  # a folder
         entries = filesystem.find(path, detail=True)
-    page = f"datasets/{HubSource.of(corpus).repository}"
+    page = f"datasets/{corpus.place.repository}"
     remedy = f"type the command again: it goes on where it was; or do without the hub: {_offline(corpus)}"
     files = []
     for path, entry in sorted(entries.items()):
@@ -314,7 +272,7 @@ def _listed(corpus: Corpus, filesystem: Any, root: str, pattern: str) -> tuple[F
             _check_suffix(corpus, name, corpus.source)
             files.append(File(name, path, int(entry["size"]), filesystem, page, remedy))
     if not files:
-        raise _refusal(corpus, f"no file of {root} matches {pattern!r}; correct its source")
+        raise refusal(corpus, f"no file of {root} matches {pattern!r}; correct its source")
     return tuple(files)
 
 
@@ -422,7 +380,7 @@ def read_link(corpus: Corpus, store: Store) -> dict[str, Any] | None:
 def write_link(corpus: Corpus, store: Store, folder: Path) -> None:
     """Make `folder`, a copy of the repository or of a part of it, replace this hub corpus in this store."""
     if not corpus.hub:
-        raise _refusal(corpus, f"it is not on the hub, its source is {corpus.source!r}; leave out --from")
+        raise refusal(corpus, f"it is not on the hub, its source is {corpus.source!r}; leave out --from")
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder; --from takes a copy of the repository of {corpus.source}")
     folder = folder.resolve()
@@ -577,7 +535,7 @@ def _recorded(corpus: Corpus, store: Store, field: str, absent: Absent) -> str:
         raise absent
     if len(recorded) > 1:
         why = f"its files are absent and {store.shards} holds several versions of it"
-        raise _refusal(corpus, f"{why}; put the files back, or remove the shards that are not meant")
+        raise refusal(corpus, f"{why}; put the files back, or remove the shards that are not meant")
     return recorded.pop()
 
 
@@ -588,293 +546,3 @@ def cards(store: Store) -> Iterable[dict[str, Any]]:
     for name in sorted(names):
         with contextlib.suppress(StoreError):
             yield read_card(store.readable(store.shards / name))
-
-
-# ---------------------------------------------------------------- documents
-
-
-BLOCK_BYTES = 2**21
-_CODECS = {".zst": "zstd", ".gz": "gzip"}
-_BOM = b"\xef\xbb\xbf"
-
-Records = bytes | list[bytes | None]  # JSON lines, or texts
-
-
-@dataclass(frozen=True)
-class FilePosition:
-    """A position in a list of files: all records before it have been read."""
-
-    file: int = 0
-    record: int = 0
-
-
-@dataclass(frozen=True)
-class RecordBlock:
-    """Raw records of one file."""
-
-    name: str
-    first: int  # index of its first record in the file, from 0
-    payload: Records
-    after: FilePosition  # where the next block begins
-    read: int  # bytes of all files read so far, in their size on disk
-
-    @property
-    def ends_file(self) -> bool:
-        return self.after.record == 0
-
-
-@dataclass
-class Tally:
-    """Counts of the records read and skipped, by reason, with the position of the first one for each reason."""
-
-    records: int = 0
-    skipped: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
-
-    def skip(self, reason: str, where: str, count: int = 1) -> None:
-        self.skipped[reason] = self.skipped.get(reason, 0) + count
-        self.first.setdefault(reason, where)
-
-    def add(self, other: Tally) -> None:
-        self.records += other.records
-        for reason, count in other.skipped.items():
-            self.skip(reason, other.first[reason], count)
-
-    @property
-    def bad(self) -> int:
-        return sum(self.skipped.values())
-
-    def judge(self, corpus: str) -> None:
-        """Raise DataError if more than 10 records and more than 1% were skipped."""
-        if self.bad > 10 and self.bad * 100 > self.records:
-            raise DataError(
-                f"corpus {corpus!r}: {self.bad} of the first {self.records} records are bad ({self.describe()}); "
-                "correct the files, or the text field of the corpus"
-            )
-
-    def describe(self) -> str:
-        return "; ".join(f"{count} × {why}, first {self.first[why]}" for why, count in self.skipped.items())
-
-
-def texts_of(corpus: Corpus, files: Sequence[File]) -> Iterator[str]:
-    """Yield the text of every document."""
-    for block in blocks(corpus, files):
-        yield from (text for text, _ in parse(block, corpus.text, Tally()))
-
-
-def blocks(
-    corpus: Corpus,
-    files: Sequence[File],
-    start: FilePosition = FilePosition(),  # noqa: B008
-) -> Iterator[RecordBlock]:
-    """Yield all records of `files` from `start` on, in blocks of about BLOCK_BYTES (2 MB)."""
-    read = sum(file.size for file in files[: start.file])
-    for number in range(start.file, len(files)):
-        file = files[number]
-        first = start.record if number == start.file else 0
-        try:
-            with file.open() as raw:
-                if file.name.lower().endswith(".parquet"):
-                    chunks = _parquet(corpus, file, raw, first)
-                elif file.name.lower().endswith(SEPARATED):
-                    chunks = _separated(corpus, file, raw, first)
-                else:
-                    chunks = _lines(file, raw, first)
-                chunk = next(chunks, (first, []))  # a file without records is one empty block
-                while chunk:
-                    (first, payload), chunk = chunk, next(chunks, None)
-                    count = payload.count(b"\n") if isinstance(payload, bytes) else len(payload)
-                    after = FilePosition(number, first + count) if chunk else FilePosition(number + 1)
-                    here = min(raw.tell(), file.size) if chunk else file.size
-                    yield RecordBlock(file.name, first, payload, after, read + here)
-        except DataError:
-            raise
-        except Exception as wrong:  # pyarrow, fsspec and the network each raise their own types
-            raise _refusal(corpus, f"{file.name} cannot be read: {file.explained(wrong)}") from wrong
-        read += file.size
-
-
-def _lines(file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
-    """Yield JSON lines in chunks that end at a line break, from line `first` on; or a .txt file as one record."""
-    if file.name.lower().endswith(".txt"):
-        yield 0, [raw.read().removeprefix(_BOM)]
-        return
-    stream = _unpacked(file, raw)
-    number, rest = 0, [stream.read(BLOCK_BYTES).removeprefix(_BOM)]
-    while rest[-1]:
-        cut = rest[-1].rfind(b"\n") + 1
-        if cut:
-            lines = b"".join((*rest[:-1], rest[-1][:cut]))
-            rest = [rest[-1][cut:]]
-            count = lines.count(b"\n")
-            skip = min(max(first - number, 0), count)
-            if skip < count:
-                yield number + skip, lines if not skip else lines.split(b"\n", skip)[skip]
-            number += count
-        rest.append(stream.read(BLOCK_BYTES))
-    last = b"".join(rest)
-    if last and number >= first:  # the last line may lack its newline
-        yield number, last
-
-
-def _unpacked(file: File, raw: IO[bytes]) -> Any:
-    codec = _CODECS.get(Path(file.name.lower()).suffix)
-    if not codec:
-        return raw
-    import pyarrow
-
-    return pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), codec)
-
-
-def separated(stream: Iterator[str], *, tsv: bool) -> Any:
-    """Return a csv reader of a file's lines.
-
-    A tsv has tabs and no quotes, since stray ones are common. A csv has the usual quotes, and of `,;\t|` the separator
-    that gives its header the most columns.
-    """
-    csv.field_size_limit(2**31 - 1)  # documents are longer than the default limit of 128 KiB
-    if tsv:
-        return csv.reader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-    begin: list[str] = []
-    for line in stream:
-        begin.append(line)
-        if line.strip():
-            break
-
-    def columns(separator: str) -> int:
-        try:
-            return len(next(csv.reader(begin[-1:], delimiter=separator, strict=True), ()))
-        except csv.Error:
-            return 0
-
-    separator = max(",;\t|", key=columns)  # the first of equals
-    return csv.reader(chain(begin, stream), delimiter=separator, strict=True)
-
-
-def _text_lines(stream: Any) -> Iterator[str]:
-    """Yield lines of text; invalid UTF-8 is passed through, so that `parse` detects it per record."""
-    rest = stream.read(len(_BOM)).removeprefix(_BOM)
-    for chunk in chain(
-        iter(lambda: stream.read(BLOCK_BYTES), b""), [b"\n"]
-    ):  # the last line may lack its newline
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from ((line + b"\n").decode(errors="surrogateescape") for line in lines)
-
-
-def _separated(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
-    """Yield rows of the text column of a csv or tsv file as bytes; cells may hold line breaks, blank lines are no rows."""
-    stream = _unpacked(file, raw)  # freed with this frame: pyarrow's closes `raw`
-    rows = filter(
-        None, separated(_text_lines(stream), tsv=".tsv" in PurePosixPath(file.name.lower()).suffixes)
-    )
-    if not (header := next(rows, None)):
-        return
-    column = _column(corpus, file, header)
-    held: list[bytes | None] = []
-    size, start = 0, first
-    for number, row in enumerate(islice(rows, first, None), first + 1):
-        held.append(row[column].encode(errors="surrogateescape") if column < len(row) else None)
-        size += len(held[-1] or b"")
-        if size >= BLOCK_BYTES:
-            yield start, held
-            held, size, start = [], 0, number
-    if held:
-        yield start, held
-
-
-def _column(corpus: Corpus, file: File, names: list[str]) -> int:
-    """Return which column holds the text; raise DataError if none has the name that the corpus gives."""
-    if corpus.text not in names:
-        hint = nearest(corpus.text, names)
-        raise _refusal(corpus, f"{file.name} has no column {corpus.text!r}; {hint}")
-    return names.index(corpus.text)
-
-
-def _parquet(corpus: Corpus, file: File, raw: IO[bytes], first: int) -> Iterator[tuple[int, Records]]:
-    """Yield rows of the text column as bytes, so that `parse` detects invalid UTF-8 per record."""
-    import pyarrow
-    from pyarrow import parquet, types
-
-    table = parquet.ParquetFile(raw)
-    schema = table.schema_arrow
-    _column(corpus, file, schema.names)
-    kind = schema.field(corpus.text).type
-    if not (types.is_string(kind) or types.is_large_string(kind)):
-        why = f"column {corpus.text!r} of {file.name} is {kind}, not text"
-        raise _refusal(corpus, f"{why}; name another: text='…', one of {', '.join(schema.names)}")
-    number = 0
-    for group in range(table.num_row_groups):
-        rows = table.metadata.row_group(group).num_rows
-        if number + rows <= first:
-            number += rows
-            continue
-        held, size, start = [], 0, max(first, number)
-        for batch in table.iter_batches(batch_size=256, row_groups=[group], columns=[corpus.text]):
-            skip = min(max(first - number, 0), len(batch))
-            values = batch.column(0).cast(pyarrow.large_binary()).slice(skip).to_pylist()
-            number += len(batch)
-            held += values
-            size += sum(len(value) for value in values if value)
-            if size >= BLOCK_BYTES:
-                yield start, held
-                held, size, start = [], 0, number
-        if held:
-            yield start, held
-
-
-def parse(block: RecordBlock, text: str, tally: Tally) -> Iterator[tuple[str, bytes]]:
-    """Yield the documents of a block, each as text and as UTF-8 bytes; count skipped records in `tally`.
-
-    `text` is the field of a JSON line that holds the document.
-    """
-    if block.ends_file and not block.payload and block.first == 0:
-        tally.records += 1
-        tally.skip("empty file", block.name)
-        return
-    lines = isinstance(block.payload, bytes)
-    records = block.payload.split(b"\n") if isinstance(block.payload, bytes) else block.payload
-    for number, record in enumerate(records, block.first + 1):
-        if lines and (not record or record.isspace()):
-            continue
-        tally.records += 1
-        try:
-            document = _document(record, text if lines else None)
-        except _Skipped as reason:
-            tally.skip(str(reason), f"{block.name}:{number}" if lines or number > 1 else block.name)
-        else:
-            yield document
-
-
-class _Skipped(Exception):
-    """A record is no document; the message is the reason."""
-
-
-def _document(record: bytes | None, field: str | None) -> tuple[str, bytes]:
-    """Return a record's text and its UTF-8 bytes; `field` is that of a JSON line, None if the record is the text."""
-    if record is None:
-        raise _Skipped("no text")
-    try:
-        text = record.decode()  # before json.loads, which would guess the encoding and hide bad UTF-8
-        if field is not None:
-            value = json.loads(text)
-            if not isinstance(value, dict):
-                raise _Skipped("not a JSON object")
-            if field not in value:
-                raise _Skipped(f"no field {field!r}")
-            text = value[field]
-            if not isinstance(text, str):
-                raise _Skipped(f"field {field!r} is not text")
-        if not text or text.isspace():
-            raise _Skipped("empty text")
-        return text, record if field is None else text.encode()
-    except UnicodeDecodeError:
-        raise _Skipped("invalid UTF-8") from None
-    except UnicodeEncodeError:
-        raise _Skipped("half of a surrogate pair") from None
-    except (ValueError, RecursionError):
-        raise _Skipped("malformed JSON") from None
-
-
-def text_hash(text: bytes) -> int:
-    """Return the 64-bit hash that decides whether a document is held out."""
-    return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")

@@ -47,7 +47,9 @@ from typing import Any
 import numpy as np
 
 from biphase.data import corpus as corpora
-from biphase.data.corpus import File, FilePosition, Files, Fingerprints, RecordBlock, Tally, blocks, parse
+from biphase.data import documents
+from biphase.data.corpus import File, Files, Fingerprints
+from biphase.data.documents import FilePosition, RecordBlock, Tally, blocks, parse, text_hash
 from biphase.data.shards import SHARD_TOKENS, Tokens, Writer, dtype_for, entropy
 from biphase.data.tokenizer import Inconvertible, TextEncoder, Tokenizer, fastest, load, load_saved, train
 from biphase.errors import DataError, StoreError, one_line
@@ -219,7 +221,7 @@ class BlockEncoder:
             ids[at + length - 1] = self.end
             at += length
         sizes = np.array([len(as_bytes) for _, as_bytes in documents], np.int64)
-        held = np.array([corpora.text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
+        held = np.array([text_hash(as_bytes) % 1000 == 0 for _, as_bytes in documents], bool)
         return Encoded(ids, lengths, sizes, held, tally)
 
 
@@ -440,7 +442,7 @@ class _Tokenization:
         begin = (special.bos,) if self.corpus.bos and special.bos is not None else ()
         encoder = BlockEncoder(self.attempt.tokenizer, self.corpus.text, begin, special.eos, self.dtype.str)
         # Starting a process takes longer than encoding the few blocks of a small corpus.
-        small = sum(file.size for file in self.files.train) < 2 * corpora.BLOCK_BYTES
+        small = sum(file.size for file in self.files.train) < 2 * documents.BLOCK_BYTES
         self.splits = self._splits()
         with Helpers(encoder, 1 if small else self.processes) as helpers:
             self.encoder = self._encoder()
@@ -498,7 +500,7 @@ class _Tokenization:
             size = 0
             for block in blocks(corpus, [file]):
                 for text, as_bytes in parse(block, corpus.text, tally):
-                    if corpus.heldout or corpora.text_hash(as_bytes) % 1000:
+                    if corpus.heldout or text_hash(as_bytes) % 1000:
                         size += len(as_bytes)
                         yield text
                 if size >= each:

@@ -37,10 +37,10 @@ from biphase.models.native import is_masked
 from biphase.presets import corpus_of, sources_of
 from biphase.records import content_key, decode, encode
 from biphase.specs import Config, Hub, Merge, Pretrain, Pretrained, Size
+from biphase.specs.sources import HUB, HubPlace
 from biphase.store import Store
 from biphase.study.build import CONVERTED
 from biphase.study.ledger import Cell, choose, read_trial, trial_keys, with_interval
-from biphase.tasks.files import SIGN, HubPlace
 from biphase.text import counted, duration, objective_title, short
 
 # ---------------------------------------------------------------- scores
@@ -101,7 +101,7 @@ class TaskScores:
         how += f" of fine-tuning, {protocol} protocol"
         named: dict[str, Any] = {"dataset_type": self.task, "dataset_split": "test"}
         entry = None
-        if task.source.startswith(SIGN):
+        if task.source.startswith(HUB):
             place = HubPlace.of(f"task {task.name!r}", task.source)
             config = PurePath(place.path).parts[:1] or ("data",)
             split = re.match(r"\w*", PurePath(task.splits.test).name)
@@ -281,7 +281,7 @@ def escaped(text: str) -> str:
 
 def without_folders(source: str) -> str:
     """A source without the folders of this machine."""
-    if source.startswith(("hf://", "builtin:")):
+    if source.startswith((HUB, "builtin:")):
         return source
     local = source.startswith((".", "/", "~")) or source.endswith((".json", *SUFFIXES))
     return PurePath(source).name if local else source

@@ -2,7 +2,7 @@
 
 A study names them: `Study(papers="gisserot2025")`. To add one, add a folder beside gisserot2025. A file study.py in it
 holds studies that `biphase plan papers/NAME`, papers/NAME/small and papers/NAME/gpu name: its variables `study`,
-`small` and `gpu`. material.py has the text and tasks that they share.
+`small` and `gpu`. material.py has the text and tasks that they share. `PRESETS` are protocols of papers on GLUE.
 """
 
 from __future__ import annotations
@@ -11,10 +11,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from biphase.errors import SpecError, nearest
+from biphase.papers.glue import PRESETS
 from biphase.specs.study import PAPERS, Study
 
 if TYPE_CHECKING:
     from biphase.report.contrasts import Paper
+
+__all__ = ["PAPERS", "PRESETS", "load", "papers_of"]
 
 
 def load(name: str) -> Paper:

@@ -23,7 +23,7 @@ from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
 from biphase.report.recipes import SETTING, Kind, Model, Recipe, alike, models, run_of, setting_of
 from biphase.specs import AdamW, Classify, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
-from biphase.specs.tasks import columns_of
+from biphase.specs.rows import columns_of
 from biphase.study.plan import Plan
 from biphase.text import listed, short
 

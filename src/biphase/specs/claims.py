@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from biphase.errors import SpecError, nearest
-from biphase.records import added, record
+from biphase.records import ranged, record
 from biphase.specs.sources import check_name
 from biphase.specs.tasks import FAMILIES, Family
 
@@ -29,11 +29,10 @@ class Claim:
     more: str  # name of a result of the study
     less: str  # name of another
     on: tuple[str, ...] = ()  # families or tasks, each tested separately; empty: every family of the study
-    margin: float = 0.0  # percentage points
+    margin: float = ranged(0.0, above=-100, below=100)  # percentage points
     metric: str = ""  # empty: the metric that selects the learning rate
-    effect: float = added(
-        0.0
-    )  # percentage points beyond the margin that are worth finding; 0: as the study says
+    # Percentage points beyond the margin that are worth finding; 0: as the study says
+    effect: float = ranged(0.0, least=0, added=True)
 
     def settle(self) -> None:
         # One line, since it is shown in table rows.
@@ -52,10 +51,6 @@ class Claim:
             raise SpecError(f"{where} compares {self.more!r} with itself; name two results")
         if len(set(self.on)) != len(self.on):
             raise SpecError(f"{where}: on={self.on} names one thing twice")
-        if abs(self.margin) >= 100:
-            raise SpecError(f"{where}: a margin is in percent points of a score, not {self.margin:g}")
-        if self.effect < 0:
-            raise SpecError(f"{where}: an effect is a size in percent points, not {self.effect:g}")
         metrics = [metric for family in FAMILIES.values() for metric in family.metrics]
         if self.metric and self.metric not in metrics:
             raise SpecError(f"{where}: there is no metric {self.metric!r}; {nearest(self.metric, metrics)}")

@@ -13,16 +13,9 @@ one it is:
     plain            masked tokens, if any, all become the mask token
     static           masks depend on the row of the corpus alone, so they repeat in every epoch
     restarts         two neighbouring phases of this objective differ from one long phase
-    ratio_at(step)   the masking ratio `step` steps into its phase; None if nothing is masked or rows differ
-    parts_at(step)   the objectives of the rows of that step, each with its share; itself alone, if it is no mixture
-    labelled_share   the share of positions with a label, for costs
-    causal_share     the share of rows with causal attention, for costs
+    highest_ratio    of one row: the largest share of tokens that are predicted
 
-and those of one row:
-
-    at(step)         the objective as it is at that step, with a constant ratio, on text that is read once
-    highest_ratio    the largest share of tokens that are predicted
-    label_variance   the variance of the number of labels of a row
+and the methods of `BaseObjective`.
 
 To add an objective, change at most four files: its record and the union `RowObjective` here, its name in
 `specs/__init__.py`, its model inputs and labels in `objectives.apply`, and, if it needs another attention pattern,
@@ -34,11 +27,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from biphase.errors import SpecError
-from biphase.records import added, record
-from biphase.specs.sources import Packing, Pairs, check_at_least
+from biphase.records import added, ranged, record
+from biphase.specs.sources import Packing, Pairs
 from biphase.specs.tasks import Retrieve, Task
 
 ALL_MASKED = (1.0, 0.0, 0.0)  # every masked token becomes the mask token
@@ -54,8 +47,36 @@ class Part:
     weight: float = 1.0
 
 
+class BaseObjective:
+    """What every objective answers at each step; by default it masks nothing and stays the same."""
+
+    def ratio_at(self, step: int) -> float | None:
+        """Return the masking ratio `step` steps into its phase; None if nothing is masked or rows differ."""
+        return None
+
+    def at(self, step: int) -> Any:
+        """Return the objective of a row as it is at that step: a constant ratio, on text that is read once."""
+        return self
+
+    def parts_at(self, step: int) -> tuple[Part, ...]:
+        """Return the objectives of the rows of that step, each with its share; itself alone, if it is no mixture."""
+        return (Part(cast("RowObjective", self)),)
+
+    def label_variance(self, tokens: int) -> float:
+        """Return the variance of the number of labels in a row of `tokens` tokens, at the highest ratio."""
+        return 0.0
+
+    def labelled_share(self, packing: Packing, first: int, until: int) -> float:
+        """Return the share of positions with a label, from step `first` to `until` of the phase."""
+        return 0.0
+
+    def causal_share(self, first: int, until: int) -> float:
+        """Return the share of rows with causal attention, from step `first` to `until` of the phase."""
+        return 0.0
+
+
 @record
-class CLM:
+class CLM(BaseObjective):
     """Causal language modeling: predict the next token from the tokens before it."""
 
     name: ClassVar[str] = "clm"
@@ -69,18 +90,6 @@ class CLM:
     restarts: ClassVar[bool] = False
     highest_ratio: ClassVar[float] = 1.0
     constant_ratio: ClassVar[None] = None
-
-    def ratio_at(self, step: int) -> None:
-        """Return the masking ratio: none."""
-
-    def at(self, step: int) -> CLM:
-        return self
-
-    def parts_at(self, step: int) -> tuple[Part, ...]:
-        return (Part(self),)
-
-    def label_variance(self, tokens: int) -> float:
-        return 0.0
 
     def labelled_share(self, packing: Packing, first: int, until: int) -> float:
         return packing.share_with_neighbour
@@ -101,15 +110,13 @@ class RatioSchedule:
 
     first: float
     last: float
-    steps: int
+    steps: int = ranged(least=1)
 
     def check(self) -> None:
         kind = type(self).__name__
         for value in (self.first, self.last):
             if not 0 <= value <= 1:
                 _check_ratio(kind, value)
-        if self.steps < 1:
-            raise SpecError(f"{kind}.steps must be at least 1, it is {self.steps}")
 
     def at(self, step: int) -> float:
         raise NotImplementedError
@@ -162,7 +169,7 @@ class Uniform:
 
 
 @record
-class MLM:
+class MLM(BaseObjective):
     """Masked language modeling: mask a share `ratio` of the tokens and predict them with bidirectional attention.
 
     `replace` gives the shares of masked tokens that become the mask token, become a random token, or stay unchanged.
@@ -176,7 +183,7 @@ class MLM:
     replace: tuple[float, float, float] = ALL_MASKED
     weight: Literal["1", "1/ratio"] = added("1")
     unit: Literal["token", "word", "span"] = added("token")
-    mean_span: float = added(3.0)
+    mean_span: float = ranged(3.0, least=1, added=True)
     masks: Literal["dynamic", "static"] = added("dynamic")
 
     causal: ClassVar[bool] = False
@@ -191,10 +198,8 @@ class MLM:
             _check_ratio(type(self.ratio).__name__, self.ratio.last)
         if min(self.replace) < 0 or abs(sum(self.replace) - 1) > 1e-9:
             raise SpecError(f"{kind}.replace must be three shares that sum to 1, not {self.replace}")
-        if self.mean_span < 1 or (self.mean_span != 3 and self.unit != "span"):
-            raise SpecError(
-                f"{kind}.mean_span is a number of tokens of at least 1, for unit='span'; it is {self.mean_span:g}"
-            )
+        if self.mean_span != 3 and self.unit != "span":
+            raise SpecError(f"{kind}.mean_span is for unit='span'; it is {self.mean_span:g}")
 
     @property
     def name(self) -> str:
@@ -254,7 +259,6 @@ class MLM:
         return self.ratio.mean if isinstance(self.ratio, Uniform) else self.ratio
 
     def ratio_at(self, step: int) -> float | None:
-        """Return the masking ratio `step` steps after the start of the phase; None if it is drawn for each row."""
         if isinstance(self.ratio, RatioSchedule):
             return self.ratio.at(step)
         return None if isinstance(self.ratio, Uniform) else self.ratio
@@ -263,11 +267,7 @@ class MLM:
         moves = isinstance(self.ratio, RatioSchedule)
         return replace(self, ratio=self.ratio.at(step) if moves else self.ratio, masks="dynamic")
 
-    def parts_at(self, step: int) -> tuple[Part, ...]:
-        return (Part(self),)
-
     def label_variance(self, tokens: int) -> float:
-        """Return the variance of the number of labels in a row of `tokens` tokens, at the highest ratio."""
         ratio = self.highest_ratio
         drawn = self.ratio.variance if isinstance(self.ratio, Uniform) else 0.0
         # Tokens that are masked together: E[length²] / E[length] of geometric lengths, more than of common words.
@@ -275,13 +275,9 @@ class MLM:
         return together * tokens * (ratio * (1 - ratio) - drawn) + tokens**2 * drawn
 
     def labelled_share(self, packing: Packing, first: int, until: int) -> float:
-        """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
         moves = isinstance(self.ratio, RatioSchedule)
         share = self.ratio.mean(first, until) if moves else self.highest_ratio
         return share * packing.share_with_neighbour if self.shifted else share
-
-    def causal_share(self, first: int, until: int) -> float:
-        return 0.0
 
 
 @record
@@ -300,7 +296,7 @@ RowObjective = CLM | MLM | MNTP
 
 
 @record
-class Mix:
+class Mix(BaseObjective):
     """Several objectives in every step, each for a share of its rows: Mix({CLM(): 3, MNTP(0.3): 1}).
 
     Shares are relative and may follow a schedule. `weights` multiply the losses of objectives; 1 for those not named.
@@ -396,9 +392,6 @@ class Mix:
         """The steps after which all shares are constant."""
         return max(share.steps if isinstance(share, RatioSchedule) else 0 for _, share in self.shares)
 
-    def ratio_at(self, step: int) -> None:
-        """Return the masking ratio: none, since the rows of a step differ."""
-
     def parts_at(self, step: int) -> tuple[Part, ...]:
         """Return the objectives with their shares at `step`; a share may be 0 there."""
         weights = dict(self.weights)
@@ -410,11 +403,9 @@ class Mix:
         )
 
     def labelled_share(self, packing: Packing, first: int, until: int) -> float:
-        """Return the share of positions with a label, from step `first` to `until` of the objective's phase."""
         return self._mean(first, until, lambda one, *steps: one.labelled_share(packing, *steps))
 
     def causal_share(self, first: int, until: int) -> float:
-        """Return the share of rows with causal attention, from step `first` to `until` of the phase."""
         return self._mean(first, until, lambda one, *steps: one.causal_share(*steps))
 
     def _mean(self, first: int, until: int, value: Callable[[RowObjective, int, int], float]) -> float:
@@ -432,7 +423,7 @@ class Mix:
 
 
 @record
-class Contrastive:
+class Contrastive(BaseObjective):
     """Contrastive learning on text pairs: InfoNCE with the other pairs of the step as negatives.
 
     A text's embedding is the mean of its hidden states, normalized, with bidirectional attention. The loss of a query is
@@ -444,10 +435,10 @@ class Contrastive:
     """
 
     pairs: tuple[Pairs | Task, ...]
-    temperature: float = 0.05
-    batch: int = 256
-    length: int = 128  # longest text, in tokens
-    heldout: float = 0.02
+    temperature: float = ranged(0.05, above=0, most=1, hint="0.05 is usual")
+    batch: int = ranged(256, least=2)
+    length: int = ranged(128, least=4)  # longest text, in tokens
+    heldout: float = ranged(0.02, least=0, most=0.5, hint="try 0.02")
 
     name: ClassVar[str] = "contrastive"
     column: ClassVar[str] = "contrastive"
@@ -475,13 +466,6 @@ class Contrastive:
                     f"Contrastive: task {one.name!r} has no training pairs; give a retrieval task with a train part, or "
                     "Pairs('./pairs.jsonl', query='…', positive='…')"
                 )
-        check_at_least(self, batch=2, length=4)
-        if not 0 < self.temperature <= 1:
-            raise SpecError(
-                f"Contrastive.temperature must lie between 0 and 1, it is {self.temperature:g}; 0.05 is usual"
-            )
-        if not 0 <= self.heldout <= 0.5:
-            raise SpecError(f"Contrastive.heldout is a share of at most 0.5, not {self.heldout:g}; try 0.02")
 
     @property
     def label(self) -> str:
@@ -494,18 +478,9 @@ class Contrastive:
         """The most tokens that a step reads."""
         return 2 * self.batch * self.length
 
-    def ratio_at(self, step: int) -> None:
-        """Return the masking ratio: none."""
-
     def parts_at(self, step: int) -> tuple[Part, ...]:
         """Return the objectives of the rows of a step: it has no rows."""
         return ()
-
-    def labelled_share(self, packing: Packing, first: int, until: int) -> float:
-        return 0.0
-
-    def causal_share(self, first: int, until: int) -> float:
-        return 0.0
 
 
 def _has_pairs(pairs: Pairs | Task) -> bool:

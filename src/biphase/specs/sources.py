@@ -5,22 +5,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from pathlib import Path, PurePath
+from dataclasses import dataclass
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Literal
 
 from biphase.errors import SpecError, one_line
-from biphase.records import added, record
+from biphase.records import added, ranged, record
 
 LONGEST_NAME = 200  # bytes; file systems allow 255, and names get suffixes
-
-
-def check_at_least(made: Any, **least: int) -> None:
-    """Raise SpecError unless the named fields of a record are at least these values."""
-    for name, value in least.items():
-        if getattr(made, name) < value:
-            raise SpecError(
-                f"{type(made).__name__}.{name} must be at least {value}, not {getattr(made, name)}"
-            )
 
 
 def check_name(where: str, name: str) -> None:
@@ -38,24 +30,62 @@ def check_pinned(where: str, revision: str) -> None:
         raise SpecError(f"{where}: {revision!r} is a branch and moves; give the commit that its page shows")
 
 
+HUB = "hf://"
+
+
+@dataclass(frozen=True)
+class HubPlace:
+    """The parts of `hf://owner/name@revision/path`; the path may be a pattern, and path and revision may be empty."""
+
+    repository: str
+    revision: str
+    path: str
+
+    @classmethod
+    def of(cls, whose: str, text: str) -> HubPlace:
+        owner, _, rest = text.removeprefix(HUB).partition("/")
+        repository, _, path = rest.partition("/")
+        name, at, revision = repository.partition("@")
+        if not owner or not name or bool(at) != bool(revision):
+            raise SpecError(f"{whose}: {text!r} is not hf://owner/name@revision/path; correct it")
+        check_pinned(whose, f"refs/{path}" if revision == "refs" else revision)
+        check_inside(whose, path, text)
+        return cls(f"{owner}/{name}", revision, path.rstrip("/"))
+
+    @property
+    def address(self) -> str:
+        at = f"@{self.revision}" if self.revision else ""
+        return f"{HUB}{self.repository}{at}/{self.path}"
+
+    @property
+    def name(self) -> str:
+        """The repository without its owner: the name of a local copy's folder."""
+        return self.repository.split("/")[1]
+
+
+def check_inside(whose: str, path: str, source: str) -> None:
+    """Raise SpecError if a path leaves the repository on the hub that it belongs to."""
+    if ".." in PurePosixPath(path).parts or path.startswith(("/", "~")):
+        raise SpecError(f"{whose}: {path!r} leaves the repository of {source}; name files inside it")
+
+
 @record
 class Size:
     """A randomly initialized model in EuroBERT's architecture: pre-norm RMSNorm, RoPE, SwiGLU, no biases."""
 
     name: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    ffn: int
+    layers: int = ranged(least=1)
+    hidden: int = ranged(least=1)
+    heads: int = ranged(least=1)
+    kv_heads: int = ranged(least=1)
+    ffn: int = ranged(least=1)
     precision: Literal["fp32", "bf16"] = "bf16"  # the default for its runs
-    rope_base: float = 10_000.0
-    norm_eps: float = 1e-5
-    init_std: float = 0.02
+    rope_base: float = ranged(10_000.0, above=0)
+    norm_eps: float = ranged(1e-5, above=0)
+    init_std: float = ranged(0.02, above=0)
     tied: bool = False  # share the embedding with the head
 
     def check(self) -> None:
-        check_at_least(self, layers=1, hidden=1, heads=1, kv_heads=1, ffn=1)
         if self.hidden % self.heads or (self.hidden // self.heads) % 2:
             raise SpecError(
                 f"Size.hidden ({self.hidden}) must be heads ({self.heads}) times an even head width; "
@@ -63,8 +93,6 @@ class Size:
             )
         if self.heads % self.kv_heads:
             raise SpecError(f"Size.kv_heads ({self.kv_heads}) must divide heads ({self.heads})")
-        if min(self.rope_base, self.norm_eps, self.init_std) <= 0:
-            raise SpecError("Size.rope_base, norm_eps and init_std must be positive")
 
     @property
     def block_parameters(self) -> int:
@@ -160,11 +188,10 @@ class BPE:
     It is trained on the corpus that it reads, or on the corpus `on`, so that several corpora have the same one.
     """
 
-    vocab: int
+    vocab: int = ranged(least=300)  # 256 bytes and the special tokens
     on: Corpus | None = added(None)
 
     def check(self) -> None:
-        check_at_least(self, vocab=300)  # 256 bytes and the special tokens
         if self.on and self.on.tokenizer != BPE(self.vocab):
             raise SpecError(
                 f"BPE: {self.on.name!r} trains no BPE({self.vocab}); type BPE(…, on={self.on.name}) with its own vocabulary"
@@ -206,25 +233,29 @@ class Corpus:
     text: str = "text"  # the column or JSON field
     heldout: str = ""  # a file, folder or pattern, relative to the folder of `source`
     bos: bool = False
-    tokens: int = 0  # stop after this many training tokens; 0 takes everything
+    tokens: int = ranged(0, least=0)  # stop after this many training tokens; 0 takes everything
 
     def check(self) -> None:
         if not self.source:
             raise SpecError(
                 f"Corpus {self.name!r} needs a source: a file, a folder or hf://owner/name@revision/glob"
             )
-        check_at_least(self, tokens=0)
-        if self.hub and ("@" not in self.source or self.source.count("/") < 4):
+        if self.hub and not (self.place.revision and self.place.path):
             raise SpecError(
                 f"Corpus {self.name!r}: {self.source!r} does not pin its content; "
                 "type hf://owner/name@revision/glob, e.g. hf://HuggingFaceFW/fineweb-edu@<commit>/sample/10BT/*.parquet"
             )
         if self.hub:
-            check_pinned(f"Corpus {self.name!r}", self.source.split("@")[1].split("/")[0])
+            check_inside(f"Corpus {self.name!r}", self.heldout, self.source)
 
     @property
     def hub(self) -> bool:
-        return self.source.startswith("hf://")
+        return self.source.startswith(HUB)
+
+    @property
+    def place(self) -> HubPlace:
+        """Its place, if it is on the hub."""
+        return HubPlace.of(f"Corpus {self.name!r}", self.source)
 
     @property
     def reader(self) -> BPE | Pretrained:
@@ -305,16 +336,15 @@ class Pairs:
     source: str
     query: str = "query|anchor|question"
     positive: str = "positive|document|answer"
-    rows: int = 0  # only the first so many; 0 takes all
+    rows: int = ranged(0, least=0)  # only the first so many; 0 takes all
 
     def check(self) -> None:
         if not self.source or not self.query or not self.positive:
             raise SpecError(
                 "Pairs needs a file and two columns: Pairs('./pairs.jsonl', query='question', positive='answer')"
             )
-        check_at_least(self, rows=0)
-        if self.source.startswith("hf://"):
-            check_pinned(f"Pairs({self.source!r})", self.source.partition("@")[2].split("/")[0])
+        if self.source.startswith(HUB):
+            HubPlace.of("Pairs", self.source)
 
 
 @record
@@ -326,10 +356,10 @@ class Chunks:
     """
 
     length: int = 2048
-    shortest: int = 12
+    shortest: int = ranged(12, least=1)
 
     def check(self) -> None:
-        if self.shortest < 1 or self.length < 2 * self.shortest:
+        if self.length < 2 * self.shortest:
             raise SpecError(
                 f"Chunks.length ({self.length}) must be at least twice shortest ({self.shortest})"
             )
@@ -359,11 +389,8 @@ class Rows:
     With `document_mask`, attention and positions stay inside a document.
     """
 
-    length: int = 2048
+    length: int = ranged(2048, least=2)
     document_mask: bool = False
-
-    def check(self) -> None:
-        check_at_least(self, length=2)
 
     @property
     def fixed_segments(self) -> bool:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from biphase.errors import SpecError, nearest
-from biphase.records import added, record
+from biphase.records import added, ranged, record
 from biphase.specs.claims import Claim
-from biphase.specs.sources import check_at_least, check_name
+from biphase.specs.sources import check_name
 from biphase.specs.tasks import FAMILIES, Task
 from biphase.specs.training import INHERIT, AdamW, Pretrain
 
@@ -28,17 +28,12 @@ class Fewer:
     seeds: tuple[int, ...]
 
 
-def _check_distinct(grid: Fewer | Finetune, where: str) -> None:
-    for name in ("tasks", "lrs", "seeds"):
+def _check_distinct(grid: Fewer | Finetune | Discard, where: str, *names: str) -> None:
+    for name in names or ("tasks", "lrs", "seeds"):
         values = getattr(grid, name)
         if not values or len(set(values)) != len(values):
             shown = "" if name == "tasks" else f", not {values}"
             raise SpecError(f"{where}.{name} must be distinct and not empty{shown}")
-
-
-def _check_seeds(where: str, seeds: tuple[int, ...]) -> None:
-    if not all(0 <= seed < 2**31 for seed in seeds):
-        raise SpecError(f"{where} must lie in [0, 2³¹), not {seeds}")
 
 
 @record
@@ -51,19 +46,14 @@ class Discard:
     is screened, once at each end.
     """
 
-    keep: int = 2  # learning rates, the same number for every model and task
-    seeds: tuple[int, ...] = (1000, 1001)  # for screening only, never reported
-    share: float = 0.25  # of the steps of a full fine-tuning
+    keep: int = ranged(2, least=1)  # learning rates, the same number for every model and task
+    seeds: tuple[int, ...] = ranged((1000, 1001), least=0, below=2**31)  # to screen only, never reported
+    share: float = ranged(0.25, above=0, below=1)  # of the steps of a full fine-tuning
     # Retrieval among all documents: screening searches those that validation judges and so many others; 0: all.
-    documents: int = added(0)
+    documents: int = ranged(0, least=0, added=True)
 
     def check(self) -> None:
-        check_at_least(self, documents=0)
-        if self.keep < 1 or not 0 < self.share < 1:
-            raise SpecError("Discard.keep must be at least 1, and share a share of the steps between 0 and 1")
-        if not self.seeds or len(set(self.seeds)) != len(self.seeds):
-            raise SpecError(f"Discard.seeds must be distinct and not empty, not {self.seeds}")
-        _check_seeds("Discard.seeds", self.seeds)
+        _check_distinct(self, "Discard", "seeds")
 
 
 @record
@@ -79,14 +69,14 @@ class Finetune:
     """
 
     tasks: tuple[Task, ...]
-    lrs: tuple[float, ...] = (1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4)
-    seeds: tuple[int, ...] = (0, 1, 2, 3, 4)
+    lrs: tuple[float, ...] = ranged((1e-5, 2e-5, 5e-5, 1e-4, 2e-4, 5e-4), above=0, below=1)
+    seeds: tuple[int, ...] = ranged((0, 1, 2, 3, 4), least=0, below=2**31)
     protocol: Literal["paper", "standard"] = "paper"
     # INHERIT, under the paper's protocol: pure-bf16 and judged; under the standard one: bf16 over fp32 weights and all.
     precision: Literal["pure-bf16", "bf16", "fp32"] = INHERIT
     documents: Literal["judged", "all"] = INHERIT
-    length: int = 0  # the longest input in tokens; 0: 99% of the model's context
-    warmup: float = 0.1  # share of the steps; then linear decay to 0
+    length: int = ranged(0, least=0)  # the longest input in tokens; 0: 99% of the model's context
+    warmup: float = ranged(0.1, least=0, below=1)  # share of the steps; then linear decay to 0
     optimizer: AdamW = AdamW()  # no weight decay on biases and LayerNorms, as in transformers' Trainer
     on_the_way: Fewer | None = None  # subset for intermediate checkpoints (`Pretrain.keep`); None: whole grid
     causal: bool = False  # keep causal attention: a baseline for adapting a decoder to an encoder
@@ -103,11 +93,6 @@ class Finetune:
 
     def check(self) -> None:
         _check_distinct(self, "Finetune")
-        if not all(0 < lr < 1 for lr in self.lrs):
-            raise SpecError(f"Finetune.lrs must lie between 0 and 1, not {self.lrs}")
-        _check_seeds("Finetune.seeds", self.seeds)
-        if self.length < 0 or not 0 <= self.warmup < 1:
-            raise SpecError("Finetune.length must not be negative, and warmup a share below 1")
         if len({task.name for task in self.tasks}) != len(self.tasks):
             raise SpecError("Finetune.tasks has two tasks of one name; rename one")
         for task in self.tasks:
@@ -223,7 +208,7 @@ class Study:
     claims: tuple[Claim, ...] = ()  # your own
     papers: tuple[str, ...] = added(())  # papers whose claims are tested too, where the runs allow it
     # Percentage points that are worth finding where no paper gives an effect; decides what counts as underpowered
-    effect: float = added(1.0)
+    effect: float = ranged(1.0, above=0, below=100, added=True)
     # Numbers of seeds at which the study is judged, such as (3, 5, 10): each look spends a part of the error rate
     looks: tuple[int, ...] = added(())
     # Pretraining seeds kept for confirmation: no choice between models uses their scores
@@ -238,8 +223,6 @@ class Study:
             raise SpecError(
                 f"Study {self.name!r}: looks are increasing numbers of two seeds or more: looks=(3, 5, 10)"
             )
-        if not 0 < self.effect < 100:
-            raise SpecError(f"Study {self.name!r}: effect is a size in percent points, not {self.effect:g}")
         if not self.runs:
             raise SpecError(f"Study {self.name!r} has no runs: runs=(Pretrain(…),)")
         names = [name for run in self.runs for name in run.results]

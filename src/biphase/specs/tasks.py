@@ -16,16 +16,15 @@ A column can be given as alternatives, `"tokens|words"`: the first one that the 
 from __future__ import annotations
 
 import math
-import re
-import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, ClassVar, Literal
 
 from biphase.errors import SpecError
-from biphase.records import added, record
-from biphase.specs.sources import check_name, check_pinned
+from biphase.records import added, ranged, record
+from biphase.specs.rows import TRUTH, Numbering, check_distinct, columns_of, filled_row
+from biphase.specs.sources import HUB, HubPlace, check_name
 
 Family = str  # the abbreviation of a task family, a key of FAMILIES
 
@@ -44,7 +43,8 @@ class Splits:
     cut: float = 0.05
     cut_from: Literal["train", "test"] = "train"
     seed: int = 42
-    rows: tuple[int, int, int] = (0, 0, 0)  # maximum for train, validation and test; 0: all
+    # The most rows of train, validation and test; 0: all
+    rows: tuple[int, int, int] = ranged((0, 0, 0), least=0)
 
     def check(self) -> None:
         if not self.test:
@@ -53,8 +53,6 @@ class Splits:
             raise SpecError(
                 f"Splits.cut is {self.cut:g}; where validation has no files of its own, it is a share between 0 and 1"
             )
-        if min(self.rows) < 0:
-            raise SpecError(f"Splits.rows must not be negative, they are {self.rows}")
 
 
 class Form:
@@ -93,8 +91,9 @@ class Form:
 
     @property
     def templates(self) -> dict[str, str]:
-        """The templates of a model's inputs by name; empty if an input is not made by a template."""
-        return {}
+        """The templates of a model's inputs by name: the field `text`, if there is one."""
+        text = getattr(self, "text", "")
+        return {"text": text} if text else {}
 
     @property
     def files(self) -> dict[str, str]:
@@ -140,15 +139,11 @@ class Classify(Form):
 
     def check(self) -> None:
         columns_of("Classify.text", self.text)
-        _distinct("Classify.labels", self.labels)
+        check_distinct("Classify.labels", self.labels)
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("Classify.text", self.text), self.label)
-
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
 
     @cached_property
     def number(self) -> Numbering:
@@ -194,7 +189,7 @@ class Tag(Form):
     arrays: ClassVar = {"entity_f1": ("entity_counts", 3)}  # correct, predicted and true entities
 
     def check(self) -> None:
-        _distinct("Tag.labels", self.labels)
+        check_distinct("Tag.labels", self.labels)
         wrong = [label for label in self.labels if label != "O" and label[:2] not in ("B-", "I-")]
         if wrong or "O" not in self.labels:
             raise SpecError(
@@ -349,7 +344,8 @@ class Retrieve(Form):
     pairs: str = ""
     # Columns of the pairs; templates get them as {text}.
     pair: tuple[str, str] = ("query", "positive|document")
-    relevant: int = 1  # the lowest grade that counts as relevant for metrics with binary relevance
+    # The lowest grade that counts as relevant for metrics with binary relevance
+    relevant: int = ranged(1, least=1)
 
     name = "retrieval"
     pipeline = "sentence-similarity"
@@ -363,8 +359,6 @@ class Retrieve(Form):
     def check(self) -> None:
         columns_of("Retrieve.query", self.query)
         columns_of("Retrieve.document", self.document)
-        if self.relevant < 1:
-            raise SpecError(f"Retrieve.relevant must be at least 1, it is {self.relevant}")
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -418,10 +412,6 @@ class Regress(Form):
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("Regress.text", self.text), self.number)
 
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
-
     def example(self, values: Sequence[Any], place: str) -> NumberedText:
         *texts, value = values
         try:
@@ -468,15 +458,11 @@ class MultiLabel(Form):
 
     def check(self) -> None:
         columns_of("MultiLabel.text", self.text)
-        _distinct("MultiLabel.labels", self.labels)
+        check_distinct("MultiLabel.labels", self.labels)
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
         return (*columns_of("MultiLabel.text", self.text), *((self.label,) if self.label else self.labels))
-
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
 
     @cached_property
     def number(self) -> Numbering:
@@ -491,7 +477,7 @@ class MultiLabel(Form):
                     f"has no list of labels in {self.label!r}; write one, empty if no label is right, in jsonl or parquet"
                 )
             return MultiLabelledText(text, tuple(sorted({self.number.of(label) for label in values[-1]})))
-        marks = [_TRUTH.get(str(mark).lower(), mark) for mark in values[len(texts) :]]
+        marks = [TRUTH.get(str(mark).lower(), mark) for mark in values[len(texts) :]]
         for name, mark in zip(self.labels, marks, strict=True):
             if str(mark) not in ("0", "1", "0.0", "1.0"):
                 raise ValueError(f"has {mark!r} in {name!r}; write 1 if the label is right, else 0")
@@ -545,10 +531,6 @@ class Choose(Form):
     def columns(self) -> tuple[str, ...]:
         asked = tuple(name for name in columns_of("Choose.text", self.text) if name != "choice")
         return (*asked, *self.choices, self.answer)
-
-    @property
-    def templates(self) -> dict[str, str]:
-        return {"text": self.text}
 
     def example(self, values: Sequence[Any], place: str) -> ChoiceQuestion:
         *known, answer = values
@@ -636,9 +618,9 @@ class Task:
     form: Classify | Tag | Answer | Retrieve | Regress | MultiLabel | Choose
     source: str
     splits: Splits = Splits()
-    steps: int = 1_000
-    epochs: int = 0  # if not 0, train this many epochs instead of `steps`
-    batch: int = 32
+    steps: int = ranged(1_000, least=0)
+    epochs: int = ranged(0, least=0)  # if not 0, train this many epochs instead of `steps`
+    batch: int = ranged(32, least=1)
     trained_on: str = ""
 
     def check(self) -> None:
@@ -647,14 +629,10 @@ class Task:
         if not self.source:
             raise SpecError(f"{where} needs a source: a folder, a file, or hf://owner/name@revision/folder")
         for source in self.places:
-            if source.startswith("hf://") and "@" in source:
-                after = source.split("@", 1)[1]
-                check_pinned(where, after if after.startswith("refs/") else after.split("/")[0])
-        fewest = 0 if FAMILIES[self.family].zero_shot else 1
-        if self.steps < fewest or self.batch < 1 or self.epochs < 0:
-            raise SpecError(
-                f"{where}: steps and batch must be at least 1, epochs not negative; only retrieval may have 0 steps"
-            )
+            if source.startswith(HUB):
+                HubPlace.of(where, source)
+        if not self.steps and not FAMILIES[self.family].zero_shot:
+            raise SpecError(f"{where}: steps must be at least 1; only retrieval may have 0 steps")
         if self.is_trained and not self.trains:
             raise SpecError(
                 f"{where} has no train part; name its files, or the task whose model it is scored with: trained_on='…'"
@@ -688,11 +666,10 @@ class Task:
 
     def pin(self, revision: str) -> Task:
         """Return the task with its hub source pinned to a commit."""
-        if not self.source.startswith("hf://"):
+        if not self.source.startswith(HUB):
             raise SpecError(f"Task {self.name!r} is not on the hub, its source is {self.source!r}")
-        owner, name, *folder = self.source.removeprefix("hf://").split("/")
-        source = "/".join([owner, f"{name.split('@')[0]}@{revision}", *folder])
-        return replace(self, source=f"hf://{source}")
+        place = replace(HubPlace.of(f"Task {self.name!r}", self.source), revision=revision)
+        return replace(self, source=place.address.rstrip("/"))
 
     def at(self, folder: str) -> Task:
         """Return the task with its files in a local folder: the splits by file name, or BEIR's layout for retrieval."""
@@ -705,121 +682,3 @@ class Task:
             form = replace(form, queries="queries*", corpus="corpus*", pairs=form.pairs and "pairs*")
         local = folder if folder.startswith((".", "/", "~")) else f"./{folder}"
         return replace(self, source=local, splits=replace(self.splits, **splits), form=form)
-
-
-def columns_of(where: str, template: str) -> tuple[str, ...]:
-    """Return the columns that a template names; raise SpecError if it is not a valid template."""
-    try:
-        parts = _parsed(template)
-    except ValueError as wrong:
-        raise SpecError(f"{where}: {template!r} is no template ({wrong}); write {{column}}") from None
-    names = tuple(dict.fromkeys(name for _, name, _, _ in parts if name is not None))
-    plain = all(
-        not re.search(r"[\w{}]", spec or "") and not conversion
-        for _, name, spec, conversion in parts
-        if name is not None
-    )
-    if not names or not plain or not all(name.isidentifier() for name in names):
-        raise SpecError(f"{where}: {template!r} must name columns and nothing else, e.g. '{{sentence}}'")
-    return names
-
-
-@lru_cache
-def _parsed(template: str) -> tuple[tuple[str, str | None, str | None, str | None], ...]:
-    return tuple(string.Formatter().parse(template))
-
-
-def filled(template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a template's columns; `{title:. }` inserts the title and ". ", or nothing if it is empty."""
-    texts = []
-    for literal, name, after, _ in _parsed(template):
-        value = "" if name is None or values[name] is None else str(values[name])
-        texts += [literal, value, after or "" if value and not value.isspace() else ""]
-    return "".join(texts)
-
-
-def filled_row(template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a template from a row; raise ValueError if a column, or all of them, have no text.
-
-    A row may leave the columns empty that are written with a suffix, as `{title:. }`.
-    """
-    for _, name, after, _ in _parsed(template):
-        value = values[name] if name else ""
-        if not isinstance(value, (str, int, float)) and (value is not None or not after):
-            raise ValueError(f"has no text in {name!r}; correct the row")
-    text = filled(template, values)
-    if not text or text.isspace():
-        raise ValueError("has no text; correct or remove the row")
-    return text
-
-
-def _distinct(where: str, labels: tuple[str, ...]) -> None:
-    if len(labels) < 2 or len(set(labels)) != len(labels):
-        raise SpecError(f"{where} must be at least two, all different, not {labels}")
-
-
-# ---------------------------------------------------------------- labels
-
-_TRUTH = {"false": 0, "true": 1}
-
-
-class Numbering:
-    """Maps labels to their numbers.
-
-    A label may be written as its name, as its number (2, 2.0, "2"), or as true or false if there are two. Names take
-    precedence over numbers: where labels are called "1" to "5", a 1 is the label called "1", and 0 is no label. With
-    `numbered` the files hold numbers only.
-    """
-
-    def __init__(self, labels: Sequence[str], *, numbered: bool = False) -> None:
-        self.labels = tuple(labels)
-        self.names = {} if numbered else {name: number for number, name in enumerate(labels)}
-        self.by_number = numbered or not any(whole(name) is not None for name in labels)
-        self.cache: dict[tuple[type, Any], int | None] = {}
-
-    def __call__(self, value: Any) -> int | None:
-        """Return the number of a label, or None if it is not one."""
-        if isinstance(value, (list, dict)):
-            return None
-        key = (type(value), value)  # distinguishes True from 1
-        if key not in self.cache:
-            self.cache[key] = self._find(value)
-        return self.cache[key]
-
-    def _find(self, value: Any) -> int | None:
-        text = str(value)
-        if isinstance(value, float) and value.is_integer():
-            text = str(int(value))
-        if text in self.names:
-            return self.names[text]
-        truth = _TRUTH.get(text.lower())
-        if truth is not None:
-            return self.names.get(text.lower(), truth if len(self.labels) == 2 else None)
-        number = whole(text) if self.by_number else None
-        return number if number is not None and 0 <= number < len(self.labels) else None
-
-    def of(self, value: Any) -> int:
-        """Return the number of a label; raise ValueError if it is not one."""
-        number = self(value)
-        if number is not None:
-            return number
-        if whole(str(value)) == -1:
-            raise ValueError(
-                "has the label -1: these rows are unlabelled, as GLUE's test is; "
-                "score on a part that has labels, e.g. --test FILE, or Splits(test='validation*')"
-            )
-        shown = ", ".join(self.labels[:8]) + (", …" if len(self.labels) > 8 else "")
-        raise ValueError(
-            f"has the label {value!r}, which is none of {shown}; correct the row, or the task's labels"
-        )
-
-    def by_place(self, value: Any) -> bool:
-        """Whether a value is a label by its number and not by its name."""
-        return str(value) not in self.names and self(value) is not None
-
-
-def whole(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None

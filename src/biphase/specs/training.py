@@ -10,7 +10,7 @@ from operator import attrgetter
 from typing import Any, Literal
 
 from biphase.errors import SpecError
-from biphase.records import added, encode, record
+from biphase.records import added, encode, ranged, record
 from biphase.specs.objectives import Contrastive, Objective
 from biphase.specs.sources import (
     Blend,
@@ -21,7 +21,6 @@ from biphase.specs.sources import (
     Packing,
     Rows,
     Size,
-    check_at_least,
     check_name,
 )
 
@@ -42,12 +41,14 @@ class Stage:
     """
 
     objective: Objective
-    steps: int = 0
+    steps: int = ranged(0, least=0)
     rope_base: float = 0.0
-    epochs: float = added(0.0)  # converted to steps when a plan is made, which needs the size of the corpus
-    peak: float = added(0.0)
+    epochs: float = ranged(
+        0.0, least=0, added=True
+    )  # converted to steps when a plan is made, which needs the size of the corpus
+    peak: float = ranged(0.0, least=0, below=1, hint="0 keeps the schedule's", added=True)
     freeze: tuple[str, ...] = added(())
-    layer_decay: float = added(0.0)
+    layer_decay: float = ranged(0.0, least=0, most=1, hint="0.9 is usual", added=True)
     corpus: str | Corpus | Blend = added("")
 
     def settle(self) -> None:
@@ -56,12 +57,11 @@ class Stage:
         object.__setattr__(self, "freeze", tuple(sorted(names)))
 
     def check(self) -> None:
-        if self.epochs < 0 or (self.steps > 0) == (self.epochs > 0):
+        if (self.steps > 0) == (self.epochs > 0):
             raise SpecError(
                 f"Stage.steps must be at least 1, or epochs above 0, but not both; here steps={self.steps}, "
                 f"epochs={self.epochs:g}. Type Stage(CLM(), 1_000) or Stage(CLM(), epochs=2)"
             )
-        check_at_least(self, steps=0)
         if self.epochs and isinstance(self.objective, Contrastive):
             raise SpecError(
                 "Stage.epochs are of the corpus, which a contrastive stage does not read; give its steps: "
@@ -71,10 +71,6 @@ class Stage:
             raise SpecError("Stage.corpus: a contrastive stage reads its pairs; leave the corpus out")
         if self.rope_base and self.rope_base < 1:
             raise SpecError(f"Stage.rope_base must be at least 1, it is {self.rope_base:g}; usual: 160_000.0")
-        if not 0 <= self.peak < 1:
-            raise SpecError(f"Stage.peak must lie between 0 and 1, it is {self.peak}; 0 keeps the schedule's")
-        if not 0 <= self.layer_decay <= 1:
-            raise SpecError(f"Stage.layer_decay must lie in (0, 1], it is {self.layer_decay:g}; 0.9 is usual")
         for name in self.freeze:
             if name != "embeddings" and not LAYERS.fullmatch(name):
                 raise SpecError(f"Stage.freeze: {name!r} names no layers; type 'embeddings' or 'layers[:12]'")
@@ -142,29 +138,22 @@ class WSD:
     at the share `floor` of the peak; the warmup begins at the share `warmup_from`. Both are 0 in the usual schedule.
     """
 
-    peak: float = 5e-4
+    peak: float = ranged(5e-4, above=0, below=1, hint="try 5e-4")
     warmup: int | float = INHERIT  # default: 2,000 from scratch, 0 after another run; required after Hub
     decay: int | float = 2_000
     shape: Literal["linear", "cosine", "1-sqrt"] = added("linear")
-    floor: float = added(0.0)
-    warmup_from: float = added(0.0)
+    floor: float = ranged(0.0, least=0, below=1, hint="a share of the peak: 0.1", added=True)
+    warmup_from: float = ranged(0.0, least=0, below=1, hint="a share of the peak: 0.1", added=True)
 
     def settle(self) -> None:
         if self.warmup is INHERIT:
             object.__setattr__(self, "warmup", -1)
 
     def check(self) -> None:
-        if not 0 < self.peak < 1:
-            raise SpecError(f"WSD.peak must lie between 0 and 1, it is {self.peak}; try 5e-4")
         for name in ("warmup", "decay"):
             value = getattr(self, name)
             if value < (-1 if name == "warmup" else 0) or (isinstance(value, float) and value >= 1):
                 raise SpecError(f"WSD.{name} must be a count of steps or a share below 1, not {value!r}")
-        for name in ("floor", "warmup_from"):
-            if not 0 <= getattr(self, name) < 1:
-                raise SpecError(
-                    f"WSD.{name} must be a share of the peak below 1, not {getattr(self, name):g}; try 0.1"
-                )
 
     def rate(self, step: int, steps: int, peak: float) -> float:
         """Return the learning rate of step `step` of `steps`, for warmup and decay in steps and the given peak."""
@@ -197,19 +186,11 @@ class AdamW:
     embedding has the lowest.
     """
 
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = 1e-5
-    weight_decay: float = 0.1
-    clip: float = 1.0
-    layer_decay: float = 1.0
-
-    def check(self) -> None:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise SpecError(f"AdamW.betas must lie in [0, 1), not {self.betas}")
-        if self.eps <= 0 or self.weight_decay < 0 or self.clip <= 0:
-            raise SpecError("AdamW.eps and clip must be positive and weight_decay not negative")
-        if not 0 < self.layer_decay <= 1:
-            raise SpecError(f"AdamW.layer_decay must lie in (0, 1], it is {self.layer_decay:g}; 0.9 is usual")
+    betas: tuple[float, float] = ranged((0.9, 0.95), least=0, below=1)
+    eps: float = ranged(1e-5, above=0)
+    weight_decay: float = ranged(0.1, least=0)
+    clip: float = ranged(1.0, above=0)
+    layer_decay: float = ranged(1.0, above=0, most=1, hint="0.9 is usual")
 
 
 @record
@@ -221,22 +202,12 @@ class Muon:
     `adamw` and hold for all.
     """
 
-    momentum: float = 0.95
+    momentum: float = ranged(0.95, least=0, below=1, hint="0.95 is usual")
     nesterov: bool = True
-    weight_decay: float = 0.1
-    newton_schulz_steps: int = 5
+    weight_decay: float = ranged(0.1, least=0)
+    newton_schulz_steps: int = ranged(5, least=1, below=100, hint="5 is usual")  # torch refuses more
     adjust: Literal["match_rms_adamw", "original"] = "match_rms_adamw"
     adamw: AdamW = AdamW()
-
-    def check(self) -> None:
-        if not 0 <= self.momentum < 1:
-            raise SpecError(f"Muon.momentum must lie in [0, 1), not {self.momentum:g}; 0.95 is usual")
-        if self.weight_decay < 0:
-            raise SpecError(f"Muon.weight_decay must not be negative, it is {self.weight_decay:g}")
-        if not 1 <= self.newton_schulz_steps < 100:  # torch refuses more
-            raise SpecError(
-                f"Muon.newton_schulz_steps must lie between 1 and 99, it is {self.newton_schulz_steps}; 5 is usual"
-            )
 
     @property
     def clip(self) -> float:
@@ -254,17 +225,14 @@ class LoRA:
     `targets` are layer names such as q_proj; empty means every matrix of the backbone.
     """
 
-    rank: int = 16
-    alpha: int = 32
+    rank: int = ranged(16, least=1)
+    alpha: int = ranged(32, least=1)
     targets: tuple[str, ...] = ()
 
     def settle(self) -> None:
         object.__setattr__(
             self, "targets", tuple(sorted(self.targets))
         )  # their order must not change the key
-
-    def check(self) -> None:
-        check_at_least(self, rank=1, alpha=1)
 
 
 UNUSUAL = ("shape", "floor", "warmup_from")  # fields of a schedule that most leave at their defaults
@@ -425,17 +393,17 @@ class Pretrain:
     batch_tokens: int = INHERIT
     packing: Chunks | Rows = INHERIT
     precision: Literal["fp32", "bf16"] = INHERIT
-    seed: int = INHERIT
+    seed: int = ranged(INHERIT, least=0, below=2**31)
     adapter: LoRA | None = INHERIT
     freeze: Literal["nothing", "embeddings"] = INHERIT
     optimizer_state: Literal["keep", "reset"] = "keep"
     data: Literal["continue", "restart"] = "continue"
     keep: tuple[int, ...] = ()  # steps whose checkpoints are results too, named `name-step`
     # Interval in steps and size in tokens of the held-out evaluation. They do not affect training, so are in no key.
-    heldout_every: int = 1_000
+    heldout_every: int = ranged(1_000, least=1)
     heldout_tokens: int = 1_000_000
     # This many times the squared log-sum-exp of the logits is added to the training loss; 1e-4 is usual
-    z_loss: float = added(0.0)
+    z_loss: float = ranged(0.0, least=0, below=1, hint="try 1e-4", added=True)
 
     def settle(self) -> None:
         defaults = {
@@ -512,15 +480,12 @@ class Pretrain:
             raise SpecError(
                 f"{where}: keep={self.keep} must be different steps between its start and its end ({self.steps:,})"
             )
-        if self.seed < 0 or self.seed >= 2**31:
-            raise SpecError(f"{where}: seed must lie in [0, 2³¹), it is {self.seed}")
-        if not 0 <= self.z_loss < 1:
-            raise SpecError(f"{where}: z_loss must lie between 0 and 1, it is {self.z_loss:g}; try 1e-4")
         if isinstance(start := self.root.start, Size):  # others' layers are counted when they are built
             for stage in self.stages:
                 layers_of(stage.freeze, start.layers)
         self._check_pairs(where)
-        check_at_least(self, heldout_every=1, heldout_tokens=self.packing.length)
+        if self.heldout_tokens < (least := self.packing.length):
+            raise SpecError(f"{where}: heldout_tokens must be at least {least}, not {self.heldout_tokens}")
         if self.adapter and isinstance(self.start, (Size, Config)):
             raise SpecError(
                 f"{where}: LoRA adapts a model that can do something; a new one has to learn: leave it out"
@@ -725,7 +690,7 @@ class Pretrain:
     def parent(self) -> Pretrain | None:
         return self.start if isinstance(self.start, Pretrain) else None
 
-    @property
+    @cached_property
     def sources(self) -> tuple[Kept, ...]:
         """The checkpoints that it starts from, the one with the most steps first; none if it starts from a model."""
         if isinstance(self.start, Merge):
@@ -754,17 +719,13 @@ class Pretrain:
     @property
     def origin_step(self) -> int:
         """The number of steps taken by the runs that this one continues; of a merge, those of its longest part."""
-        if self.parent:
-            return self.parent.origin_step + self.parent.steps
-        return self.start.by_steps[0].total_steps if isinstance(self.start, Merge) else 0
+        return self.sources[0].total_steps if self.sources else 0
 
     @property
     def origin_sample(self) -> int:
         """The sample index at which this run's data begins: the number of rows the earlier runs have read."""
         if self.data == "restart":
             return 0
-        if self.parent:
-            return self.parent.origin_sample + self.parent.rows_until(self.parent.steps)
         return max((part.samples for part in self.sources), default=0)
 
     @cached_property  # as it walks the whole chain
@@ -783,9 +744,7 @@ class Pretrain:
     @property
     def initial_rope_base(self) -> float:
         """The base of the rotary position embedding that this run starts with; 0: the model's own."""
-        if self.parent:
-            return self.parent.rope_base_after(self.parent.steps)
-        return self.start.by_steps[0].rope_base if isinstance(self.start, Merge) else 0.0
+        return self.sources[0].rope_base if self.sources else 0.0
 
     @property
     def changes_heldout(self) -> bool:

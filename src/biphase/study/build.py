@@ -21,7 +21,7 @@ from textwrap import wrap
 from typing import Any
 
 from biphase import specs
-from biphase.catalog import CATALOG, PRESETS
+from biphase.catalog import CATALOG
 from biphase.data.corpus import corpus_fingerprint
 from biphase.errors import SpecError, nearest
 from biphase.presets import CORPORA, STARTS, TOKENS, corpus_of, sources_of
@@ -95,11 +95,11 @@ def finetuning(
     documents: str,
     length: int,
     discard: int = 0,
-    preset: str = "",
+    preset: Finetune | None = None,
 ) -> Finetune:
     """Parse the fine-tuning grid from command-line options; `discard`: learning rates to keep, 0: all.
 
-    A `preset` of the catalog gives the optimizer, the warmup and the choice of the epoch, and rates if `lrs` is empty.
+    A `preset` gives the optimizer, the warmup and the choice of the epoch, and rates if `lrs` is empty.
     """
     fields: dict[str, Any] = {"protocol": protocol, "length": length}
     if precision or not has_gpu():  # bf16 is about 50 times slower on a CPU without bf16 instructions
@@ -110,30 +110,25 @@ def finetuning(
         fields["discard"] = Discard(discard)
     tasks = tuple(replace(task, source=absolute(task.source)) for task in tasks)
     fields |= {"tasks": tasks, "seeds": tuple(_seeds(seeds))}
-    if lrs or not preset:
+    if lrs or preset is None:
         rates = (_number(rate, float, "--lrs", "1e-5,3e-5") for rate in lrs.split(","))
         fields["lrs"] = tuple(rates)
-    if not preset:
+    if preset is None:
         return Finetune(**fields)
     # A preset's own are those of its protocol; what is not typed follows from the protocol that is.
-    return replace(PRESETS[preset], **({"precision": INHERIT, "documents": INHERIT} | fields))
+    return replace(preset, **({"precision": INHERIT, "documents": INHERIT} | fields))
 
 
-def lengths_of(tasks: tuple[Task, ...], preset: str, steps: int, epochs: int) -> tuple[Task, ...]:
+def lengths_of(tasks: tuple[Task, ...], preset: Finetune | None, steps: int, epochs: int) -> tuple[Task, ...]:
     """Return the tasks with the epochs and the batch of a preset, and with the steps or epochs that were typed."""
     if steps and epochs:
         raise SpecError(f"--steps {steps} and --epochs {epochs} do not go together; leave out one of them")
-    known = (
-        {task.name: {"epochs": task.epochs, "batch": task.batch} for task in PRESETS[preset].tasks}
-        if preset
-        else {}
-    )
+    own = preset.tasks if preset else ()
+    known = {task.name: {"epochs": task.epochs, "batch": task.batch} for task in own}
     typed = {"steps": steps, "epochs": 0} if steps else {"epochs": epochs} if epochs else {}
     for task in tasks:
         if preset and task.name not in known:
-            raise SpecError(
-                f"--preset {preset} says nothing of the task {task.name!r}; {nearest(task.name, known)}"
-            )
+            raise SpecError(f"--preset says nothing of the task {task.name!r}; {nearest(task.name, known)}")
         if epochs and task.zero_shot:
             raise SpecError(f"--epochs {epochs}: {task.name} is scored without training; leave out --epochs")
     return tuple(replace(task, **(known.get(task.name, {}) | typed)) for task in tasks)

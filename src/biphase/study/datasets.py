@@ -23,7 +23,9 @@ from biphase.data.corpus import Absent
 from biphase.errors import SpecError, StoreError, nearest
 from biphase.records import record
 from biphase.specs import Answer, Choose, Classify, MultiLabel, Regress, Retrieve, Splits, Tag, Task
-from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form, Numbering, columns_of
+from biphase.specs.rows import Numbering, columns_of
+from biphase.specs.sources import HUB, HubPlace
+from biphase.specs.tasks import FAMILIES, FAMILY_OF, Form
 from biphase.store import Store, read_checked, with_checksum, write_json
 from biphase.tasks import files as task_files
 from biphase.tasks.files import KINDS, column_names, kind_of, local_files, matching, read_rows
@@ -207,8 +209,8 @@ def _mirrored(task: Task, data: Path) -> Task:
     def moved(record: Any, *names: str) -> Any:
         sources = {name: getattr(record, name) for name in names}
         for name, source in sources.items():
-            if source.startswith(task_files.SIGN):
-                place = task_files.HubPlace.of(f"task {task.name!r}", source)
+            if source.startswith(HUB):
+                place = HubPlace.of(f"task {task.name!r}", source)
                 folder = data.expanduser().resolve() / place.name
                 sources[name] = str(folder / place.path) if folder.is_dir() else source
         return replace(record, **sources)

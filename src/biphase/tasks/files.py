@@ -39,62 +39,31 @@ import json
 import re
 import shlex
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from biphase.data.corpus import ASSETS, Absent, HashMemory, separated
+from biphase.data.corpus import ASSETS, Absent, HashMemory
+from biphase.data.documents import separated
 from biphase.errors import DataError, SpecError, nearest, one_line
 from biphase.records import content_key, encode
 from biphase.remote import patiently, refusing, snapshot
 from biphase.specs import Pairs, Task
+from biphase.specs.sources import HUB, HubPlace
 from biphase.store import Store
 from biphase.text import counted
 
-SIGN = "hf://"
 
-
-@dataclass(frozen=True)
-class HubPlace:
-    """The parts of `hf://owner/name@revision/path`; the path may be a pattern, and path and revision may be empty."""
-
-    repository: str
-    revision: str
-    path: str
-
-    @classmethod
-    def of(cls, whose: str, text: str) -> HubPlace:
-        owner, _, rest = text.removeprefix(SIGN).partition("/")
-        repository, _, path = rest.partition("/")
-        name, at, revision = repository.partition("@")
-        if not owner or not name or bool(at) != bool(revision):
-            raise DataError(f"{whose}: {text!r} is not hf://owner/name@revision/folder; correct it")
-        if ".." in PurePosixPath(path).parts or path.startswith(("/", "~")):
-            raise DataError(f"{whose}: {text!r} leaves its repository; name files inside it")
-        return cls(f"{owner}/{name}", revision, path.rstrip("/"))
-
-    @property
-    def address(self) -> str:
-        at = f"@{self.revision}" if self.revision else ""
-        return f"{SIGN}{self.repository}{at}/{self.path}"
-
-    @property
-    def name(self) -> str:
-        """The repository without its owner: the name of a local copy's folder."""
-        return self.repository.split("/")[1]
-
-    @property
-    def remedy(self) -> str:
-        """How to do without the hub, for messages."""
-        words = ["hf", "download", self.repository, "--repo-type", "dataset"]
-        words += ["--revision", self.revision] if self.revision else []
-        return (
-            f"where there is a network, type: {shlex.join(words)} --local-dir FOLDER/{self.name}; "
-            "and then add: --data FOLDER"
-        )
+def _remedy(place: HubPlace) -> str:
+    """How to do without the hub, for messages."""
+    words = ["hf", "download", place.repository, "--repo-type", "dataset"]
+    words += ["--revision", place.revision] if place.revision else []
+    return (
+        f"where there is a network, type: {shlex.join(words)} --local-dir FOLDER/{place.name}; "
+        "and then add: --data FOLDER"
+    )
 
 
 def refuse_unpinned(whose: str, place: HubPlace) -> None:
@@ -102,7 +71,7 @@ def refuse_unpinned(whose: str, place: HubPlace) -> None:
     if not place.revision:
         raise DataError(
             f"{whose}: no commit of {place.repository} is pinned; name the one its page shows: task.pin('…'); "
-            f"or read a copy: {place.remedy}"
+            f"or read a copy: {_remedy(place)}"
         )
 
 
@@ -111,7 +80,7 @@ def _hub_files(whose: str, place: HubPlace) -> tuple[Path, ...]:
     refuse_unpinned(whose, place)
     which: Any = {"repo_type": "dataset", "revision": place.revision}
     what = f"{whose}: {place.repository} cannot be read from the hub"
-    with refusing(DataError, what, f"datasets/{place.repository}", place.remedy):
+    with refusing(DataError, what, f"datasets/{place.repository}", _remedy(place)):
         from huggingface_hub import HfApi, get_cached_repo_tree
         from huggingface_hub.errors import CachedRepoTreeNotFoundError
 
@@ -269,7 +238,7 @@ def _places(task: Task | Pairs) -> dict[str, HubPlace | LocalPlace]:
         base = ASSETS if task.source.startswith(_BUILTIN) else Path()
         return {"pairs": _place(whose, base, task.source.removeprefix(_BUILTIN))}
     parts = parts_of(task)
-    if task.source.startswith(SIGN):
+    if task.source.startswith(HUB):
         base: HubPlace | Path = HubPlace.of(whose, task.source)
     elif task.source.startswith(_BUILTIN):
         base = ASSETS / task.source.removeprefix(_BUILTIN)
@@ -298,7 +267,7 @@ def _beside_one_file(task: Task, parts: dict[str, str], name: str) -> dict[str, 
 def _place(whose: str, base: HubPlace | Path, place: str) -> HubPlace | LocalPlace:
     if "**" in place:
         raise DataError(f"{whose}: {place!r}: ** is not known here; name the folders, e.g. 'data/*/train*'")
-    if place.startswith(SIGN):
+    if place.startswith(HUB):
         return HubPlace.of(whose, place)
     if place.startswith(("/", "~")):  # a local copy of one of several repositories
         path = Path(place).expanduser()

@@ -20,7 +20,7 @@ import numpy
 
 from biphase.errors import DataError, SpecError
 from biphase.specs import Pairs, Retrieve, Splits, Task
-from biphase.specs.tasks import columns_of, filled, whole
+from biphase.specs.rows import columns_of, filled, whole
 from biphase.tasks.collection import LARGE_BYTES, Keep, RaggedWriter, Texts, as_bytes, temporary
 from biphase.tasks.files import (
     COLUMNS,

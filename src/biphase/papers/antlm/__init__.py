@@ -8,7 +8,8 @@ Only the abstract (arXiv:2412.03275) could be looked up: the two gains are from 
 
 from collections.abc import Callable
 
-from biphase.report.contrasts import Paper, Statement, above
+from biphase.papers.claims import claim
+from biphase.report.contrasts import Paper, above
 from biphase.report.recipes import Published, Recipe
 from biphase.report.selectors import Compare, Which
 from biphase.specs import Pretrain
@@ -42,40 +43,32 @@ PAPER = Paper(
     venue="arXiv:2412.03275, CoNLL-BabyLM 2024",
     address="https://arxiv.org/abs/2412.03275",
     statements=(
-        Statement(
+        claim(
             "A1",
             "Epochs of CLM, then of MLM, then of CLM again score above as many epochs of MLM",
             gist="CLM, MLM and CLM again minus MLM alone, mean over tasks",
             contrast="CLM, MLM, CLM − MLM alone, from scratch, equal steps; mean over tasks",
             needs=NEEDS + "MLM alone",
-            on=(),
             models=Compare((ANT, MASKED)),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="+2.2 for LTG-BERT (abstract: macro-average of BabyLM's tasks)",
         ),
-        Statement(
+        claim(
             "A2",
             "They score above as many epochs of CLM",
             gist="CLM, MLM and CLM again minus CLM alone, mean over tasks",
             contrast="CLM, MLM, CLM − CLM alone, from scratch, equal steps; mean over tasks",
             needs=NEEDS + "CLM alone",
-            on=(),
             models=Compare((ANT, CAUSAL)),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="+1 for BabyLlama (abstract: macro-average of BabyLM's tasks)",
         ),
-        Statement(
+        claim(
             "A3",
             "Ending with CLM is no worse for an encoder than having all of CLM first",
             gist="CLM, MLM and CLM again minus as much CLM first, which must exceed −0.5, mean over tasks",
             contrast="CLM, MLM, CLM − CLM, MLM with as many steps of each > −0.5 points; mean over tasks",
             needs=NEEDS + "as much CLM and then MLM",
-            on=(),
             models=Compare((ANT, FIRST)),
             contrasts=(above(on=None, margin=-CLOSE),),
-            figure="objectives",
             paper="no such pair known: the paper ends with CLM, others with MLM",
             source="beyond",
             caveats=("No worse means: less than 0.5 points below.",),

@@ -10,7 +10,8 @@ with frozen layers are those of the freeze interventions in the first author's t
 
 from collections.abc import Callable
 
-from biphase.report.contrasts import Paper, Statement, above
+from biphase.papers.claims import claim
+from biphase.report.contrasts import Paper, above
 from biphase.report.recipes import Published, Recipe
 from biphase.report.selectors import Compare, Which
 from biphase.specs import Hub, Pretrain
@@ -65,54 +66,46 @@ PAPER = Paper(
     venue="arXiv:2605.12438, 2026",
     address="https://arxiv.org/abs/2605.12438",
     statements=(
-        Statement(
+        claim(
             "D1",
             "An encoder that continues with CLM and then a short MLM phase scores above one that continues with MLM",
             gist="The detour minus MLM throughout, mean over tasks",
             contrast="CLM for 80 to 95% of the steps, then MLM − MLM throughout, from one encoder, equal steps; mean over tasks",
             needs=NEEDS + "MLM throughout, and CLM for 80 to 95% and then MLM",
-            on=(),
             models=Compare((LONG, MASKED)),
-            contrasts=(above(on=None),),
             figure="continued",
             paper="+0.3 (base) and +0.8 (large) over 11 English tasks, +2.8 and +1.2 over 8 French ones (abstract, model cards)",
         ),
-        Statement(
+        claim(
             "D2",
             "Freezing the low layers while the objective is causal removes the gain",
             gist="The detour minus the detour with frozen low layers, mean over tasks",
             contrast="the detour − the detour whose first third of layers is frozen during CLM; mean over tasks; if the detour gains",
             needs=NEEDS + "the detour with and without frozen low layers, and MLM throughout",
-            on=(),
             models=Compare((LONG, LOW, MASKED), ignoring=("freeze",)),
-            contrasts=(above(on=None),),
             premise=(above(0, 2, on=None),),
             figure="continued",
             paper="60.8 for the detour, 58.4 with layers 0 to 7 frozen, 57.9 for MLM (French, base, mean F1; thesis)",
             equal_data=False,
         ),
-        Statement(
+        claim(
             "D3",
             "Freezing middle layers instead keeps more of it",
             gist="Frozen middle layers minus frozen low layers, mean over tasks",
             contrast="the detour with frozen layers above the first third − with the first third frozen; mean over tasks",
             needs=NEEDS + "detours with frozen low and with frozen middle layers",
-            on=(),
             models=Compare((MID, LOW), ignoring=("freeze",)),
-            contrasts=(above(on=None),),
             figure="continued",
             paper="60.3 with layers 8 to 14 frozen, 58.4 with layers 0 to 7 (French, base, mean F1; thesis)",
             equal_data=False,
         ),
-        Statement(
+        claim(
             "D4",
             "The gain outlasts an MLM phase as long as the causal one",
             gist="Half CLM, then half MLM, minus MLM throughout, mean over tasks",
             contrast="CLM for 40 to 60% of the steps, then MLM − MLM throughout, from one encoder, equal steps; mean over tasks",
             needs=NEEDS + "MLM throughout, and CLM for about half of the steps and then MLM",
-            on=(),
             models=Compare((EVEN, MASKED)),
-            contrasts=(above(on=None),),
             figure="continued",
             paper="no score known: the abstract says that the changed representations persist",
             source="beyond",

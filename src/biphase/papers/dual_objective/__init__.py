@@ -5,8 +5,9 @@ published models (ltg/dual-lm-470m) could be looked up, and the authors' code fo
 claim carries a number. "Remark 1" is what the card names so; O3 is in the words of a review of the paper.
 """
 
+from biphase.papers.claims import claim
 from biphase.presets import sources_of
-from biphase.report.contrasts import On, Paper, Pattern, Quantity, Statement, slope
+from biphase.report.contrasts import On, Paper, Pattern, Quantity, slope
 from biphase.report.recipes import Model, Published, Recipe, run_of
 from biphase.report.selectors import Compare, Which
 from biphase.specs import Pretrain
@@ -79,26 +80,23 @@ PAPER = Paper(
     venue="arXiv:2512.14549, ICLR 2026",
     address="https://arxiv.org/abs/2512.14549",
     statements=(
-        Statement(
+        claim(
             "O1",
             "At every level of repetition some mixture of both objectives scores above either alone",
             gist="The best mixture minus CLM and minus masked diffusion, mean over tasks",
             contrast="the mixture that is best on validation − CLM, and − masked diffusion; mean over tasks; each corpus",
             needs=NEEDS + "a mixture of CLM and masked rows, CLM alone, and masked rows alone",
-            on=(),
             models=Compare((MIXED, CAUSAL, MASKED)),
             contrasts=(best_over(1), best_over(2)),
-            figure="objectives",
             paper="no numbers seen: stated in the abstract, of 50 models",
             caveats=("The paper scores zero-shot predictions, this study fine-tuned encoders.",),
         ),
-        Statement(
+        claim(
             "O2",
             "On text that is not repeated a few masked rows cost nothing: 63/64 causal is no worse than CLM",
             gist="The nearly causal mixture minus CLM, which must exceed −0.5, mean over tasks",
             contrast="at least 90% of the rows causal − CLM > −0.5 points; mean over tasks; text that is read once",
             needs=NEEDS + "a mixture with at least 90% causal rows, and CLM alone",
-            on=(),
             models=Compare((NEARLY_CAUSAL, CAUSAL)),
             contrasts=(
                 Pattern(
@@ -108,17 +106,15 @@ PAPER = Paper(
                     margin=-CLOSE,
                 ),
             ),
-            figure="objectives",
             paper="no numbers seen: the recommended share of the model card, after the paper's Remark 1",
             caveats=("No worse means: less than 0.5 points below.",),
         ),
-        Statement(
+        claim(
             "O3",
             "The more often text repeats, the fewer rows should be causal",
             gist="The preference for causal rows on fresh text minus that on repeated text",
             contrast="slope of the score over the causal share where text repeats least − where it repeats most > 0; mean over tasks",
             needs=NEEDS + "two shares or more, at two numbers of repetitions (Corpus(tokens=…))",
-            on=(),
             models=Compare((EVERY,), ignoring=("corpus",)),
             contrasts=(
                 Pattern(
@@ -128,7 +124,6 @@ PAPER = Paper(
                     on=None,
                 ),
             ),
-            figure="objectives",
             paper="no numbers seen: up to 16 repetitions high shares, beyond that lower ones",
             equal_data=False,
         ),

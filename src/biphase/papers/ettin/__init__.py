@@ -15,7 +15,8 @@ configurations (JHU-CLSP/ettin-encoder-vs-decoder).
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from biphase.report.contrasts import Paper, Statement, above
+from biphase.papers.claims import claim
+from biphase.report.contrasts import Paper
 from biphase.report.recipes import Model, Published, Recipe
 from biphase.report.selectors import Case, ComparableModels, Compare, ModelGroup, Which
 
@@ -95,46 +96,39 @@ PAPER = Paper(
     venue="arXiv:2507.11412, ICLR 2026",
     address="https://arxiv.org/abs/2507.11412",
     statements=(
-        Statement(
+        claim(
             "E1",
             "An encoder scores above the decoder of its pair on encoder tasks",
             gist="The encoder minus the decoder, mean over tasks",
             contrast="masked objectives throughout − CLM throughout, one shape, text and schedule, equal steps; mean over tasks",
             needs=NEEDS + "from scratch",
-            on=(),
             models=Compare(
                 (
                     Which("the encoder", lambda recipe, run: _encoder(recipe)),
                     Which("the decoder", lambda recipe, run: _decoder(recipe)),
                 )
             ),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="150M: 89.2 and 85.6 on MNLI, 39.97 and 37.71 on MS MARCO; 400M: 91.3 and 88.2, 42.24 and 39.93 (Table 9)",
         ),
-        Statement(
+        claim(
             "E2",
             "A decoder that goes on with a masked objective stays behind the encoder of its pair",
             gist="The encoder minus the converted decoder, mean over tasks",
             contrast="the encoder as it is − the decoder of its pair after masked training on top; mean over tasks; each conversion",
             needs=NEEDS + "and a run that continues the decoder with MLM or MNTP",
-            on=(),
             models=Conversions(_encoder_of_decoder, "the converted decoder"),
-            contrasts=(above(on=None),),
             figure="continued",
             paper="150M: 89.2 and 85.8 on MNLI, 39.97 and 39.49 on MS MARCO; 400M: 91.3 and 87.6, 42.24 and 41.44 (Table 9)",
             caveats=("The converted decoder was trained for more steps than the encoder.",),
             equal_data=False,
         ),
-        Statement(
+        claim(
             "E3",
             "An encoder that goes on with CLM loses on encoder tasks",
             gist="The encoder minus the same after CLM, mean over tasks",
             contrast="the encoder as it is − the encoder after CLM on top; mean over tasks; each conversion",
             needs="needs an encoder from scratch, and a run that continues it with CLM",
-            on=(),
             models=Conversions(_decoder_of_encoder, "the encoder after CLM"),
-            contrasts=(above(on=None),),
             figure="continued",
             paper="150M: 89.2 and 86.8 on MNLI, 39.97 and 37.55 on MS MARCO; 400M: 91.3 and 89.4, 42.24 and 39.69 (Table 9)",
             caveats=("The paper's own point is that it stays behind decoders on generative tasks.",),

@@ -7,7 +7,8 @@ Sources of the numbers: the paper's text (arXiv:2410.24159). Section 4.2 with Fi
 at 100M words, Table 2 the ablation at 10M words. The recipe is that of its Section 2 and of its code (ltgoslo/gpt-bert).
 """
 
-from biphase.report.contrasts import Paper, Statement, above
+from biphase.papers.claims import claim
+from biphase.report.contrasts import Paper, above
 from biphase.report.recipes import Published, Recipe
 from biphase.report.selectors import Compare, Which
 from biphase.specs import MLM, Mix, Pretrain
@@ -71,57 +72,46 @@ PAPER = Paper(
     venue="arXiv:2410.24159, CoNLL-BabyLM 2024",
     address="https://arxiv.org/abs/2410.24159",
     statements=(
-        Statement(
+        claim(
             "G1",
             "One model that learns both objectives in every step scores above masked rows alone and above CLM alone",
             gist="The hybrid minus masked rows alone and minus CLM, mean over tasks",
             contrast="at most 1/8 of the rows causal, the rest MNTP − MNTP alone, and − CLM alone; mean over tasks",
             needs=NEEDS + "a mixture with at most 1/8 causal rows, masked rows alone, and CLM alone",
-            on=(),
             models=Compare((HYBRID, MASKED, CAUSAL)),
             contrasts=(
                 above(0, 1, on=None, title="{line} · over {names[1]}"),
                 above(0, 2, on=None, title="{line} · over {names[2]}"),
             ),
-            figure="objectives",
             paper="84.2 on MNLI with 1/16 causal rows, the best of nine shares (Section 4.2, Figure 2)",
             caveats=("On the paper's zero-shot tasks, too, the best models have few causal rows or none.",),
         ),
-        Statement(
+        claim(
             "G2",
             "One masked row in sixteen already makes a causal model a better encoder",
             gist="The hybrid with a few masked rows minus CLM, mean over tasks",
             contrast="at least 7/8 of the rows causal, the rest MNTP − CLM alone; mean over tasks",
             needs=NEEDS + "a mixture with at least 7/8 causal rows, and CLM alone",
-            on=(),
             models=Compare((CAUSAL_HYBRID, CAUSAL)),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="+0.9 on MNLI, +4.2 on BLiMP (read bidirectionally, 15/16 causal rows; Section 4.2)",
         ),
-        Statement(
+        claim(
             "G3",
             "An encoder wants few causal rows rather than few masked ones",
             gist="The hybrid with a few causal rows minus that with a few masked rows, mean over tasks",
             contrast="at most 1/8 of the rows causal − at least 7/8 of them; mean over tasks",
             needs=NEEDS + "mixtures with at most 1/8 and with at least 7/8 causal rows",
-            on=(),
             models=Compare((HYBRID, CAUSAL_HYBRID)),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="84.2 against 81.1 on MNLI (1/16 against 15/16 causal rows; Figure 2, read with Section 4.2)",
         ),
-        Statement(
+        claim(
             "G4",
             "A masking ratio that falls from 30% to 15% beats a constant one",
             gist="The hybrid with a falling masking ratio minus that with a constant one, mean over tasks",
             contrast="at most 1/8 of the rows causal: MNTP 30 → 15% − MNTP at a constant ratio; mean over tasks",
             needs=NEEDS
             + "the mixture with at most 1/8 causal rows, and the same with a constant masking ratio",
-            on=(),
             models=Compare((HYBRID, CONSTANT)),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="+0.7 on MNLI, +0.6 on EWoK, +0.1 on BLiMP (30M parameters, 10M words; Table 2)",
         ),
     ),

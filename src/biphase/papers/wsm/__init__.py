@@ -11,7 +11,8 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 
-from biphase.report.contrasts import On, Paper, Pattern, Quantity, Statement, above
+from biphase.papers.claims import claim
+from biphase.report.contrasts import On, Paper, Pattern, Quantity, above
 from biphase.report.recipes import Model, Published, Recipe, run_of
 from biphase.report.selectors import Compare, Which
 from biphase.specs import Merge, Pretrain
@@ -99,53 +100,44 @@ PAPER = Paper(
     venue="arXiv:2507.17634, ICLR 2026",
     address="https://arxiv.org/abs/2507.17634",
     statements=(
-        Statement(
+        claim(
             "W1",
             "The mean of checkpoints at a constant learning rate scores above a run whose rate decays",
             gist="The mean of the last checkpoints minus the decayed run, mean over tasks",
             contrast="mean of at least 6 checkpoints, the widest window − a run that decays, equal steps; mean over tasks",
             needs=NEEDS + "the mean of its last checkpoints (Merge), and a run of equal steps that decays",
-            on=(),
             models=Compare((MEAN, DECAYED), IGNORED),
-            contrasts=(above(on=None),),
-            figure="objectives",
             paper="63.95 against 62.67 (Table 1: mean of all benchmarks, best checkpoints)",
             caveats=("The paper's gain is on high-quality text that both branches change to.",),
         ),
-        Statement(
+        claim(
             "W2",
             "The longer the window that is averaged, the better",
             gist="The mean over a long window minus that over a short one, mean over tasks",
             contrast="mean of at least 6 checkpoints − mean of 2 or 3 whose window is at most half as wide; mean over tasks",
             needs=NEEDS + "means over a long and over a short window of its last checkpoints",
-            on=(),
             models=Compare((MEAN, LATE), IGNORED),
             contrasts=(if_windows(lambda share: share <= 1 / 2),),
-            figure="objectives",
             paper="no numbers seen: the abstract calls the duration the most critical factor",
         ),
-        Statement(
+        claim(
             "W3",
             "In one window more checkpoints are better than two or three",
             gist="The mean of many checkpoints minus that of few in one window, mean over tasks",
             contrast="mean of at least 6 checkpoints − mean of 2 or 3 with the same window, within a tenth; mean over tasks",
             needs=NEEDS + "means of many and of two or three checkpoints of one window",
-            on=(),
             models=Compare((MEAN, SPARSE), IGNORED),
             contrasts=(if_windows(lambda share: abs(share - 1) < 0.1),),
-            figure="objectives",
             paper="63.78 for 8, 62.77 for 2 checkpoints of 80B tokens (Table 4)",
         ),
-        Statement(
+        claim(
             "W4",
             "Weights that emulate a 1−√ decay are no worse than equal ones",
             gist="The weighted mean minus the mean, which must exceed −0.5, mean over tasks",
             contrast="mean of at least 6 checkpoints, earlier ones counting more − mean with equal weights > −0.5 points; mean over tasks",
             needs=NEEDS + "two means of its last checkpoints, one of them with weights that fall",
-            on=(),
             models=Compare((WEIGHTED, MEAN), IGNORED),
             contrasts=(above(on=None, margin=-CLOSE),),
-            figure="objectives",
             paper="64.06 against 63.95 (Table 3)",
             caveats=("No worse means: less than 0.5 points below.",),
         ),

@@ -143,7 +143,7 @@ def test_rates_and_seeds_are_listed_or_counted():
     ("fields", "facts"),
     [
         ({"lrs": "fast"}, "'fast'.*--lrs 1e-5,3e-5"),
-        ({"lrs": "3"}, "lrs.*0 and 1.*3"),
+        ({"lrs": "3"}, "lrs.*0 and below 1.*3"),
         ({"seeds": "0-x"}, "'x'.*--seeds 0-4 or 0,1,2"),
         ({"seeds": "4-0"}, "seeds.*not empty"),
     ],

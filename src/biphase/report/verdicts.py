@@ -40,6 +40,7 @@ from biphase.text import (
     SCALE,
     counted,
     effect,
+    finite,
     fixed,
     interval,
     listed,
@@ -759,12 +760,9 @@ def measured_spread(evidence: Evidence) -> dict[str, tuple[float, float | None]]
 
 def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
     """The prospects for JSON; unknown numbers are null."""
-    records = [asdict(one) for one in found]
-    for record in records:
-        del record["assumed"]
-        for test in record["tests"]:
-            test["detectable"] = test["detectable"] if math.isfinite(test["detectable"]) else None
-    return records
+    return [
+        {name: value for name, value in finite(asdict(one)).items() if name != "assumed"} for one in found
+    ]
 
 
 def render(found: list[Prospect]) -> list[str]:

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
-from biphase.report.recipes import SETTING, Kind, Model, Recipe, alike, models, run_of, setting_of
-from biphase.specs import AdamW, Classify, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
-from biphase.specs.tasks import columns_of
+from biphase.report.recipes import SETTING, Kind, Model, Recipe, models, run_of, setting_of
+from biphase.specs import AdamW, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
 from biphase.study.plan import Plan
-from biphase.text import listed, short
+from biphase.text import short
 
 
 @dataclass(frozen=True)
@@ -72,19 +71,6 @@ class ComparableModels:
     def fewer(self) -> Fewer | None:
         """The reduced fine-tuning of intermediate checkpoints, if the study has one."""
         return self.finetune.on_the_way if self.finetune else None
-
-    @property
-    def pretrained(self) -> set[str]:
-        """Names of the models in groups that were trained here."""
-        members = (model for group in self.groups for line in group for model in line.models)
-        return {model.name for model in members if model.recipe.spans}
-
-    @property
-    def by_texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The classification tasks with one text column, and those with several."""
-        texts = {name: task.form.text for name, task in self.tasks.items() if isinstance(task.form, Classify)}
-        several = tuple(name for name, text in texts.items() if len(columns_of(name, text)) > 1)
-        return tuple(name for name in texts if name not in several), several
 
     def plans(self, models: Iterable[Model], tasks: Iterable[str]) -> bool:
         """Whether all of these models are planned to be scored on all of these tasks."""
@@ -228,10 +214,6 @@ class Selector(ABC):
     def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
         """The models by their number of steps."""
 
-    def name(self, chosen: Chosen) -> str:
-        """What sentences call a model that it found."""
-        return ""
-
 
 @dataclass(frozen=True)
 class Recipes(Selector):
@@ -254,12 +236,6 @@ class Recipes(Selector):
         lengths = [(recipe.steps - recipe.own_steps, recipe.own_steps) for recipe in recipes]
         return dict(zip(lengths, models, strict=True))
 
-    def name(self, chosen: Chosen) -> str:
-        if self.base:
-            return f"the {self.base.upper()} base"
-        mlm = f"MLM {percent(self.ratio or 0)}"
-        return {"clm": "CLM", "mlm": mlm, "clm-mlm": f"CLM→MLM {shares(chosen)}"}[self.kind]
-
     def _fits(self, model: Model, line: ModelGroup) -> bool:
         recipe, base = model.recipe, model.recipe.base
         ended = model.name in line.plateau if self.before_decay else recipe.final
@@ -274,36 +250,6 @@ class Recipes(Selector):
 
     def _distance(self, model: Model) -> float:
         return 0.0 if self.share is None else abs(model.recipe.causal_share - self.share)
-
-
-@dataclass(frozen=True)
-class BaseOf(Selector):
-    """The decayed bases of continued models. A base may have other hyperparameters than its continuation."""
-
-    continued: Recipes
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        by_recipe = {alike(model.recipe): model for model in reversed(study.models.values())}
-        models = self.continued.find(line, study)
-        return {length: by_recipe.get(alike(model.recipe.base)) for length, model in models.items()}
-
-
-@dataclass(frozen=True)
-class Ratios(Selector):
-    """All models of one length trained with MLM from scratch, by masking ratio in ascending order."""
-
-    at_least: int = 1
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        by_steps: dict[int, dict[float, Model]] = {}
-        for model in line.finals("mlm"):
-            if model.recipe.ratio is not None:
-                by_steps.setdefault(model.recipe.steps, {})[model.recipe.ratio] = model
-        return {
-            (0, steps): tuple(model for _, model in sorted(models.items()))
-            for steps, models in by_steps.items()
-            if len(models) >= self.at_least
-        }
 
 
 def _same(ratio: float | None, other: float | None) -> bool:
@@ -325,39 +271,29 @@ def shares(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """The models that one test compares, and what its title and sentences say of them."""
+    """The models that one test compares, and what its title says of them."""
 
     study: ComparableModels
     line: ModelGroup = ModelGroup("", None, "", (), frozenset())
     models: tuple[Chosen, ...] = ()
-    names: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
     when: str = ""
     curve: tuple[tuple[Chosen, ...], ...] = ()  # the same models at every length that all of them have
     sizes: tuple[Case, ...] = ()  # `AcrossSizes`: the case of each size
 
     def fields(self) -> dict[str, Any]:
-        """What patterns of titles and sentences may name."""
-        sizes = [case.line.size for case in self.sizes]
+        """What patterns of titles may name."""
         small, large = [case.line.size for case in ends(self.sizes)] or ["", ""]
-        one_text, several_texts = (", ".join(tasks) for tasks in self.study.by_texts)
+        several = self.sizes or (self.models[0] if isinstance(self.models[0], tuple) else self.models)
         return {
             "line": self.line.title,
             "about": f" · {self.line.about}" if self.line.about else "",
-            "names": self.names,
             "shares": tuple(shares(model) if isinstance(model, Model) else "" for model in self.models),
-            "steps": self.steps,
             "when": self.when,
-            "count": len(
-                self.sizes or (self.models[0] if isinstance(self.models[0], tuple) else self.models)
-            ),
+            "count": len(several),
             "rates": len(self.study.finetune.lrs) if self.study.finetune else 0,
-            "sizes": ", ".join(sizes),
-            "sizes_and": listed(sizes),
             "small": small,
             "large": large,
-            "one_text": one_text,
-            "several_texts": several_texts,
         }
 
 
@@ -404,11 +340,9 @@ class Select:
             end = [length for length in later if length > steps[-1]][:1]
             if None in compared or (self.then and not end):
                 continue
-            selectors = self.models * len(steps)
-            names = [selector.name(model) for selector, model in zip(selectors, compared, strict=True)]
             compared += tuple(model for length in end for model in later[length])
             when, curve = self.when.format(*steps), tuple(models.values())
-            cases.append(Case(study, line, compared, tuple(names), (*steps, *end), when, curve))
+            cases.append(Case(study, line, compared, (*steps, *end), when, curve))
         return cases
 
     def _steps(
@@ -458,33 +392,6 @@ def _shared_seeds(models: tuple[Chosen, ...]) -> int:
     return len(set.intersection(*(set(model.seeds) for model in models)))
 
 
-@dataclass(frozen=True)
-class AcrossSizes:
-    """One case for each group of sizes, made of the cases of a `Select` at each size."""
-
-    select: Select
-    at_least: int = 1  # sizes
-    equal_steps: bool = False  # at the length that most sizes have; of several such, the longest
-
-    def cases(self, study: ComparableModels) -> list[Case]:
-        cases = []
-        for group in study.groups:
-            lines, only = self._at_equal_steps(group, study) if self.equal_steps else (group, None)
-            sizes = [case for line in lines for case in self.select.at(line, study, only)]
-            if len(sizes) >= self.at_least:
-                models = tuple(model for case in sizes for model in case.models)
-                cases.append(replace(sizes[0], models=models, sizes=tuple(sizes)))
-        return cases
-
-    def _at_equal_steps(self, group: Group, study: ComparableModels) -> tuple[Sequence[ModelGroup], int]:
-        by_steps: dict[int, list[ModelGroup]] = {}
-        for line in group:
-            for steps in together(self.select.models, line, study) if line.parameters else ():
-                by_steps.setdefault(steps, []).append(line)
-        steps = max(by_steps, key=lambda steps: (len(by_steps[steps]), steps), default=0)
-        return by_steps.get(steps, []), steps
-
-
 # ---------------------------------------------------------------- models by description
 
 
@@ -492,7 +399,6 @@ class AcrossSizes:
 class Which:
     """Models that fit a description: one, or `at_least` so many in ascending order of `order`."""
 
-    name: str  # what sentences call it
     fits: Callable[[Recipe, Pretrain], bool]
     at_least: int = 0  # 0: exactly one, the first of several
     order: Callable[[Recipe, Pretrain], float] = lambda recipe, run: 0.0
@@ -530,13 +436,11 @@ class Compare:
             if None not in chosen:
                 cases.append((members[0], chosen))
         about = self._about([model for model, _ in cases], study)
-        names = tuple(which.name for which in self.models)
         return [
             Case(
                 study,
                 ModelGroup(model.recipe.size, None, text, (), frozenset()),
                 chosen,
-                names,
                 (model.recipe.own_steps,),
             )
             for (model, chosen), text in zip(cases, about, strict=True)

@@ -63,7 +63,6 @@ class Conversions:
     """One case for each converted model: the encoder as it was when the conversion began, and the converted model."""
 
     converted: Callable[[Recipe], bool]
-    name: str
 
     def cases(self, study: ComparableModels) -> list[Case]:
         every = [model for model in study.models.values() if model.recipe.final]
@@ -78,7 +77,7 @@ class Conversions:
     def _case(self, study: ComparableModels, encoder: Model, model: Model) -> Case:
         about = ", then ".join(f"{phase.label} for {phase.steps:,} steps" for phase in model.recipe.own)
         line = ModelGroup(encoder.recipe.size, None, about, (), frozenset())
-        return Case(study, line, (encoder, model), ("the encoder", self.name), (model.recipe.own_steps,))
+        return Case(study, line, (encoder, model), (model.recipe.own_steps,))
 
 
 def _twin(recipe: Recipe) -> tuple[object, ...]:
@@ -104,8 +103,8 @@ PAPER = Paper(
             on=(),
             models=Compare(
                 (
-                    Which("the encoder", lambda recipe, run: _encoder(recipe)),
-                    Which("the decoder", lambda recipe, run: _decoder(recipe)),
+                    Which(lambda recipe, run: _encoder(recipe)),
+                    Which(lambda recipe, run: _decoder(recipe)),
                 )
             ),
             contrasts=(above(on=None),),
@@ -119,7 +118,7 @@ PAPER = Paper(
             contrast="the encoder as it is − the decoder of its pair after masked training on top; mean over tasks; each conversion",
             needs=NEEDS + "and a run that continues the decoder with MLM or MNTP",
             on=(),
-            models=Conversions(_encoder_of_decoder, "the converted decoder"),
+            models=Conversions(_encoder_of_decoder),
             contrasts=(above(on=None),),
             figure="continued",
             paper="150M: 89.2 and 85.8 on MNLI, 39.97 and 39.49 on MS MARCO; 400M: 91.3 and 87.6, 42.24 and 41.44 (Table 9)",
@@ -133,7 +132,7 @@ PAPER = Paper(
             contrast="the encoder as it is − the encoder after CLM on top; mean over tasks; each conversion",
             needs="needs an encoder from scratch, and a run that continues it with CLM",
             on=(),
-            models=Conversions(_decoder_of_encoder, "the encoder after CLM"),
+            models=Conversions(_decoder_of_encoder),
             contrasts=(above(on=None),),
             figure="continued",
             paper="150M: 89.2 and 86.8 on MNLI, 39.97 and 37.55 on MS MARCO; 400M: 91.3 and 89.4, 42.24 and 39.69 (Table 9)",

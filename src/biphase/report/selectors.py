@@ -21,8 +21,8 @@ from typing import Any, Literal
 
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
-from biphase.report.recipes import SETTING, Kind, Model, Recipe, models, run_of, setting_of
-from biphase.specs import AdamW, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
+from biphase.report.recipes import Kind, Model, Recipe, models, run_of, setting_of
+from biphase.specs import Family, Fewer, Finetune, Hub, Pretrain, Task
 from biphase.study.plan import Plan
 from biphase.text import short
 
@@ -33,7 +33,7 @@ class ModelGroup:
 
     size: str
     parameters: int | None
-    about: str  # what distinguishes it where a study has several settings: "peak 0.001"
+    about: str  # what distinguishes it where a study has several settings: "as hot-mlm", a result of it
     models: tuple[Model, ...]
     plateau: frozenset[str]  # names of models whose learning rate has not begun to decay
 
@@ -99,7 +99,7 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     runs = {model.name: run_of(plan, model.results[0])[0] for model in known.values()}
     scratch = [model for model in known.values() if not isinstance(runs[model.name].root.start, Hub)]
     groups: list[Group] = []
-    for setting, about in _settings(scratch, runs).items():
+    for setting, about in _settings(scratch).items():
         members = [model for model in scratch if model.recipe.setting == setting]
         rules = sorted({rule for model in members for rule in _masking_rules(model)})
         for rule in rules or [""]:
@@ -135,69 +135,22 @@ def _masking_rules(model: Model) -> set[str]:
     return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
 
 
-def _settings(members: Iterable[Model], runs: dict[str, Pretrain]) -> dict[str, str]:
-    """A description of each setting that lists only the fields in which the settings of trained models differ.
-
-    Continued models are "continued" if that alone tells the settings apart.
-    """
-    trained = [model for model in members if model.recipe.spans]
+def _settings(members: Iterable[Model]) -> dict[str, str]:
+    """What titles say of each setting: nothing of a single one, "continued" where that tells them apart, or a result."""
     of: dict[str, list[Model]] = {}
-    for model in trained:
+    for model in members:
         of.setdefault(model.recipe.setting, []).append(model)
-    fields = {setting: _fields([runs[model.name] for model in some]) for setting, some in of.items()}
+    trained = {setting: some for setting, some in of.items() if any(model.recipe.spans for model in some)}
+    about = dict.fromkeys(of, "")
+    if len(trained) < 2:
+        return about
     continued = {
-        setting: "continued" if all(model.recipe.base for model in some) else ""
-        for setting, some in of.items()
+        setting: "continued" if all(model.recipe.base for model in some if model.recipe.spans) else ""
+        for setting, some in trained.items()
     }
-    names = ["corpus", "peak", "warmup", "decay", "more", *SETTING]
-    differing = [name for name in names if len({values[name] for values in fields.values()}) > 1]
-    about = {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
-    if len(of) > 1 and len(set(continued.values())) == len(of):
-        about = continued
-    elif len(set(about.values())) < len(about):  # a second warmup, for example, shows in no field
-        about = {
-            setting: ", ".join(filter(None, (text, continued[setting] or "from scratch")))
-            for setting, text in about.items()
-        }
-    twice = [text for text in about.values() if list(about.values()).count(text) > 1]
-    return dict.fromkeys((model.recipe.setting for model in members), "") | {
-        setting: f"{text} (setting {setting[:6]})" if text in twice else text
-        for setting, text in about.items()
-    }
-
-
-def _fields(runs: list[Pretrain]) -> dict[str, str]:
-    """The fields of runs of one setting as text."""
-    run, packing = runs[0], runs[0].packing
-    return {
-        "corpus": corpus_of(run).name if run.corpus else "no corpus",
-        "peak": f"peak {run.first_peak:g}",
-        "warmup": f"warmup {_part(runs, 'warmup')}",
-        "decay": f"decay {_part(runs, 'decay')}",
-        "more": " ".join(f"{name} {value}" for name, value in run.unusual.items()) or "one peak, linear to 0",
-        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
-        "batch_tokens": f"{run.batch_tokens:,} tokens a step",
-        "optimizer": _optimizer(run.optimizer),
-        "precision": run.precision,
-        "optimizer_state": f"optimizer state {run.optimizer_state}",
-        "data": f"data {run.data}",
-    }
-
-
-def _part(runs: list[Pretrain], name: str) -> str:
-    """A part of the schedule in steps, or its share of the run where that is what these runs have in common."""
-    counts = {float(getattr(run.schedule, name)) for run in runs}
-    return (
-        f"{counts.pop():g}" if len(counts) == 1 else f"{getattr(runs[0].schedule, name) / runs[0].steps:.1%}"
-    )
-
-
-def _optimizer(spec: AdamW | Muon) -> str:
-    if isinstance(spec, Muon):
-        return (
-            f"Muon, momentum {spec.momentum:g}, decay {spec.weight_decay:g}, beside {_optimizer(spec.adamw)}"
-        )
-    return f"eps {spec.eps:g}, decay {spec.weight_decay:g}"
+    if len(set(continued.values())) == len(trained):
+        return about | continued
+    return about | {setting: f"as {some[0].name}" for setting, some in trained.items()}
 
 
 # ---------------------------------------------------------------- selectors

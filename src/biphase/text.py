@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Sequence
 from itertools import takewhile
+from typing import Any
 
 # Control characters except newline and tab, bidirectional marks, and surrogates.
 _CONTROL = re.compile(
@@ -228,6 +229,15 @@ def plain(value: float | None, digits: int) -> str:
 def exponent(value: float | None, digits: int = 6) -> str:
     """Format for a program: `digits` significant digits, "" if unknown."""
     return "" if value is None or not math.isfinite(value) else f"{value:.{digits}g}"
+
+
+def finite(value: Any) -> Any:
+    """Return records as JSON can hold them: numbers that are not finite become None."""
+    if isinstance(value, dict):
+        return {name: finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def listed(words: list[str]) -> str:

@@ -53,7 +53,6 @@ def test_verdicts_follow_the_truth(differences):
         ]
         assert own[AVERAGE].estimate.mean == pytest.approx(np.mean(families))
     lines = render(evidence, found)
-    assert max(map(len, lines)) <= 80
     assert any(line.split()[:1] == ["squad"] and "better" in line for line in lines)
 
 

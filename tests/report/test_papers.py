@@ -260,7 +260,7 @@ def masked(recipe, run):
     return recipe.kind == "mlm"
 
 
-PAIR = Compare((Which("MLM", masked), Which("CLM", causal)))
+PAIR = Compare((Which(masked), Which(causal)))
 
 
 def compared(plan_of, runs, grid, compare=PAIR):
@@ -320,7 +320,7 @@ def test_only_the_ends_of_equally_based_runs_are_compared(plan_of, run, grid):
 
 def test_several_models_come_in_their_order_or_not_at_all(plan_of, run, grid):
     runs = [run(f"mlm{percent}", Stage(MLM(percent / 100), 20)) for percent in (40, 20, 30)]
-    several = Compare((Which("all", masked, at_least=3, order=lambda recipe, run: recipe.ratio),))
+    several = Compare((Which(masked, at_least=3, order=lambda recipe, run: recipe.ratio),))
     study = comparable_models(plan_of(Study("s", tuple(runs), grid("sst2"))))
     (case,) = several.cases(study)
     assert [model.name for model in case.models[0]] == ["mlm20", "mlm30", "mlm40"]

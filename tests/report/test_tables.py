@@ -11,7 +11,6 @@ from biphase.papers.gisserot2025 import PAPER
 from biphase.report import tables
 from biphase.report.estimates import estimate
 from biphase.report.evidence import gather
-from biphase.report.provenance import runs
 from biphase.report.verdicts import judge
 from biphase.study import ledger as state_ledger
 from biphase.study.ledger import finetunings
@@ -143,7 +142,7 @@ def test_claims_have_a_row_for_each_part_and_one_where_there_is_none(evidence):
 def test_runs_tell_what_it_took_and_invent_nothing(ledger):
     plan, store = ledger
     shutil.rmtree(store.checkpoints / plan.results["mlm"])
-    rows = {row["run"]: row for row in read(tables.runs(runs(gather(plan, store))))}
+    rows = {row["run"]: row for row in read(tables.runs(gather(plan, store).runs))}
     assert list(rows) == list(plan.results)
     row = rows["both"]
     assert (row["steps"], row["tokens"], row["standing"]) == ("20", str(20 * 128), "done")

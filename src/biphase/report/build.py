@@ -40,8 +40,7 @@ from biphase.report.content import Content, collect
 from biphase.report.figures.description import PALETTES, PAPER
 from biphase.report.figures.vega import draw, screen_height, script, specification
 from biphase.report.headline import Headline
-from biphase.report.pretraining import JobCost
-from biphase.report.provenance import RunSummary
+from biphase.report.pretraining import JobCost, RunSummary
 from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell

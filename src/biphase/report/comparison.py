@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from textwrap import wrap
 from typing import Any, Literal
 
 from biphase.report.contrasts import Contrast, MeanScore, Measure, Quantity
@@ -19,7 +18,7 @@ from biphase.report.recipes import Model
 from biphase.report.selectors import comparable_models
 from biphase.report.statistics.intervals import Estimate, detectable_by, holm
 from biphase.report.verdicts import ALPHA
-from biphase.text import aligned, counted, fixed, interval, listed, signed
+from biphase.text import aligned, counted, finite, fixed, interval, listed, signed
 
 AVERAGE = "average"  # over families of tasks, equally weighted
 Word = Literal["better", "worse", "equal", "open", "missing"]
@@ -45,16 +44,7 @@ class Difference:
         about = {name: value for name, value in asdict(self).items() if name not in ("estimate", "examples")}
         spans = {"seeds": (self.estimate.low, self.estimate.high), "examples": self.examples}
         about |= {"difference": self.estimate.mean, "intervals": spans}
-        known: dict[str, Any] = _finite(about)
-        return known
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+        return finite(about)
 
 
 def compare(evidence: Evidence) -> list[Difference]:
@@ -122,39 +112,24 @@ def render(evidence: Evidence, differences: list[Difference]) -> list[str]:
     first = next(iter(evidence.models))
     if not names:
         return [f"All names stand for one model, {first}: there is nothing to compare."]
-    lines, effect = [], evidence.plan.study.effect
+    lines = []
     for name in names:
         own = [one for one in differences if one.other == name]
-        head = ("", "A", "B", "B − A", "over seeds", "B is", "would find")
-        rows = aligned([head, *(_cells(one) for one in own)])
-        lines += ["", f"  A  {first}", f"  B  {name}", "", *(f"  {row}" for row in rows)]
-        if notes := [f"{one.on}: {one.note}" for one in own if one.note]:
-            lines += [
-                "",
-                *(
-                    line
-                    for note in notes
-                    for line in wrap(note, 78, initial_indent="  ", subsequent_indent="    ")
-                ),
-            ]
-    finetune = evidence.plan.study.finetune
-    seeds = len(finetune.seeds) if finetune else 0
+        rows = aligned([("", "A", "B", "B − A", "over seeds", "B is"), *map(_cells, own)])
+        notes = [f"{one.on}: {one.note}" for one in own if one.note]
+        lines += ["", f"  A  {first}", f"  B  {name}", "", *(f"  {row}" for row in (*rows, *notes))]
     metrics = listed(list(dict.fromkeys(one.metric for one in differences if one.metric)))
-    below = (
-        f"Scores: {metrics}, in percent; 95% intervals over {counted(seeds, 'fine-tuning seed')}.",
-        f'Verdicts are corrected for {counted(len(differences), "difference")}; "equal": within {fixed(effect)} of 0.',
-        '"would find": the smallest difference that these seeds show in 4 of 5 studies.',
-    )
-    lines += ["", *(line for text in below for line in wrap(text, 80))]
-    return lines
+    number, effect = counted(len(differences), "difference"), fixed(evidence.plan.study.effect)
+    return [
+        *lines,
+        "",
+        f"Scores: {metrics}, in percent; 95% intervals over {counted(len(evidence.seeds), 'fine-tuning seed')}.",
+        f'Verdicts are corrected for {number}; "equal": within {effect} of 0.',
+    ]
 
 
 def _cells(one: Difference) -> tuple[str, ...]:
     means = tuple(fixed(mean) if math.isfinite(mean) else "" for mean in one.scores)
-    if not math.isfinite(one.estimate.mean):
-        return (one.on, *means, "", "", one.verdict, "")
-    around = (
-        interval(one.estimate.low, one.estimate.high, sign=True) if math.isfinite(one.estimate.low) else ""
-    )
-    finds = fixed(one.detectable) if math.isfinite(one.detectable) else ""
-    return (one.on, *means, signed(one.estimate.mean), around, one.verdict, finds)
+    estimate = one.estimate
+    gap = signed(estimate.mean) if math.isfinite(estimate.mean) else ""
+    return (one.on, *means, gap, interval(estimate.low, estimate.high, sign=True), one.verdict)

@@ -12,9 +12,10 @@ from biphase.report.evidence import Evidence, Resamples, gather
 from biphase.report.figures.crossings import Gap, crossings_figure, gaps
 from biphase.report.figures.description import Figure
 from biphase.report.figures.scores import FIGURES
-from biphase.report.figures.training import losses_figure, repetition_figure
+from biphase.report.figures.training import losses_figure
 from biphase.report.headline import Headline, headline
-from biphase.report.provenance import Missing, Provenance, RunSummary, missing, provenance, runs
+from biphase.report.pretraining import RunSummary
+from biphase.report.provenance import Missing, Provenance, missing, provenance
 from biphase.report.verdicts import Finding, judge
 from biphase.store import Store
 from biphase.study.plan import Plan
@@ -53,16 +54,16 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
     draws = Resamples(evidence)
     estimates = estimate(evidence, draws)
     findings = tuple(judge(evidence, papers, draws))
-    found, overtaking = runs(evidence), gaps(evidence, estimates)
+    overtaking = gaps(evidence, estimates)
     return Content(
         evidence=evidence,
         papers=papers,
         estimates=estimates,
         findings=findings,
         figures=figures(evidence, estimates, overtaking, live=live),
-        runs=tuple(found),
+        runs=tuple(evidence.runs),
         headline=headline(evidence, findings),
-        missing=missing(evidence, found),
+        missing=missing(evidence),
         provenance=provenance(evidence),
         boards=tables.boards(evidence, estimates),
         edges=edges(evidence),
@@ -72,7 +73,7 @@ def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
             tables.noise(evidence, estimates),
             tables.crossings(overtaking),
             tables.claims(findings),
-            tables.runs(found),
+            tables.runs(evidence.runs),
             tables.trial_table(evidence),
         ),
     )
@@ -83,9 +84,5 @@ def figures(
 ) -> tuple[Figure, ...]:
     """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
     described = [figure(evidence, estimates) for figure in FIGURES] if evidence.count[0] else []
-    described += [
-        crossings_figure(evidence, overtaking),
-        losses_figure(evidence, live=live),
-        repetition_figure(evidence, live=live),
-    ]
+    described += [crossings_figure(evidence, overtaking), losses_figure(evidence, live=live)]
     return tuple(figure for figure in described if figure is not None)

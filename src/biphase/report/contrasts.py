@@ -14,7 +14,6 @@ Everything before `measure` needs recipes only, so `biphase plan` can list the t
 from __future__ import annotations
 
 import math
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
@@ -40,8 +39,6 @@ Cell = tuple[
 ]  # task; metric (empty: that of the study); index of the rate (None: the chosen one)
 Terms = dict[str, dict[Cell, float]]  # name of a model → the weights of its scores
 Noise = Callable[[str], float]  # task → standard deviation of one score over seeds, in points
-
-LEARNT = 0.1  # of the way from a trivial baseline to a perfect score: less is not learnt
 
 
 @dataclass(frozen=True)
@@ -94,13 +91,6 @@ class ScoreView:
             scores = self.table(self.evidence.models[name], cells, "validation")
             total += float(scores[np.isfinite(scores)].mean()) if np.isfinite(scores).any() else math.nan
         return total
-
-    def learnt(self, model: Model, task: str) -> bool:
-        """Whether a model clearly exceeds the trivial baselines of a task on validation, at its best rate."""
-        grid = self.evidence.grids[model.results[0], task]
-        trivial = grid.baselines.get("trivial", {}).get(grid.metric)
-        floor = 100 * trivial.validation if trivial else 0.0
-        return self.on_validation({model.name: {(task, "", None): 1.0}}) > floor + LEARNT * (100 - floor)
 
 
 @dataclass(frozen=True)
@@ -157,43 +147,6 @@ class MeanScore(Quantity):
         if self.metric or self.family is None:
             return None
         return numbers.family_mean(self.models[0].recipe, self.family)
-
-
-class Sensitivity(Quantity):
-    """How much more one model depends on the learning rate than another: the difference of their spreads.
-
-    A spread is the score at the best rate minus that at the worst, both chosen on validation; mean over the tasks that
-    both models have learnt. A model that has not learnt a task scores alike at every rate.
-    """
-
-    def terms(self, view: ScoreView | None) -> Terms:
-        tasks = [task for task in self.tasks if view is None or self._learnt(view, task)]
-        if not tasks:
-            return {}
-        terms: Terms = {}
-        for model, sign in zip(self.models, (1.0, -1.0), strict=True):
-            cells = terms[model.name] = {}
-            for task in tasks:
-                for rate, share in zip(self._ends(view, model, task), (1.0, -1.0), strict=True):
-                    cell = (task, "", rate)
-                    cells[cell] = cells.get(cell, 0.0) + sign * share / len(tasks)
-        return terms
-
-    def _learnt(self, view: ScoreView, task: str) -> bool:
-        return len(view.rates[task]) > 1 and all(view.learnt(model, task) for model in self.models)
-
-    def _ends(self, view: ScoreView | None, model: Model, task: str) -> tuple[int, int]:
-        if view is None:
-            return 0, 1
-        scores = {
-            rate: view.on_validation({model.name: {(task, "", rate): 1.0}})
-            for rate in sorted(view.rates[task])
-        }
-        return max(scores, key=lambda rate: scores[rate]), min(scores, key=lambda rate: scores[rate])
-
-    def note(self, view: ScoreView) -> str:
-        left_out = [task for task in self.tasks if not self._learnt(view, task)]
-        return f"left out, not learnt by both: {', '.join(left_out)}" if left_out else ""
 
 
 @dataclass(frozen=True)
@@ -253,20 +206,6 @@ class Sum(Combined):
         return float(np.dot(self.weights, known)) if len(known) == len(self.parts) else None
 
 
-class Spread(Combined):
-    """The range of several quantities: the one that is largest on validation minus the one that is smallest."""
-
-    def terms(self, view: ScoreView | None) -> Terms:
-        parts = [part.terms(view) for part in self.parts]
-        if view is None:
-            return added([parts[0], parts[-1]], (1.0, -1.0))
-        scores = [view.on_validation(part) for part in parts]
-        if any(map(math.isnan, scores)):
-            return {}
-        ends = parts[scores.index(max(scores))], parts[scores.index(min(scores))]
-        return added(list(ends), (1.0, -1.0))
-
-
 def added(parts: list[Terms], weights: Iterable[float]) -> Terms:
     """The terms of a weighted sum; empty if those of a part are."""
     total: Terms = {}
@@ -319,12 +258,6 @@ class On:
         some = self.score(models[0])
         return Best(models, some.tasks, some.family)
 
-    def spread(self, models: Iterable[Model]) -> Spread:
-        return Spread(tuple(self.score(model) for model in models))
-
-    def sensitivity(self, more: Model, less: Model) -> Sensitivity:
-        return Sensitivity((more, less), tuple(self.study.tasks))
-
     def families(self) -> list[On]:
         """The same for every family."""
         return [replace(self, on=family) for family in self.study.families]
@@ -335,7 +268,7 @@ class On:
 
 @dataclass(frozen=True)
 class Contrast:
-    """One test. `above` and `below` are sentences without a full stop; the first {} is the absolute value.
+    """One test.
 
     A contrast with options holds if at least one of them holds: the one with the smallest p-value represents all, and
     its p-value is multiplied by their number (Bonferroni).
@@ -343,8 +276,6 @@ class Contrast:
 
     title: str  # "610m · SC"
     quantity: Quantity
-    above: str = ""  # "MLM 40% scores {} points above CLM on SC at 610m"
-    below: str = ""
     margin: float = 0.0
     paper: float | None = None  # the published value
     remark: Remark | None = None
@@ -395,12 +326,10 @@ class Tests(Protocol):
 class Pattern:
     """A contrast of the models of a case: `quantity(on, *models)`; None where they cannot be compared.
 
-    `title` and `sentence` may name {line}, {on}, {when}, {names[0]} … (`Case.fields`). In a sentence, {points} is the
-    absolute value, and of [above|below] the first is used for positive values and the second for negative ones.
+    `title` may name {line}, {on}, {when} … (`Case.fields`).
     """
 
     quantity: Callable[..., Quantity | None]
-    sentence: str
     title: str = "{line} · {on}"
     # One test for each of these families or tasks; empty: for each family of the claim; None: one test of all
     on: tuple[str, ...] | None = ()
@@ -418,33 +347,23 @@ class Pattern:
             if quantity is None:
                 continue
             what = f"{name} ({self.metric})" if self.metric else name or "all tasks"
-            others = ", ".join(other for other in study.families if other != name)
-            fields = case.fields() | {"on": what, "others": others, "points": "{}"}
-            above, below = (_choose(self.sentence, which).format(**fields) for which in (1, 2))
+            title = self.title.format(**case.fields(), on=what)
             remark = self.remark(case, on) if self.remark else None
             paper = quantity.published(numbers)
             if paper is None:
                 paper = numbers.contrast(claim.id, quantity.models[0].recipe)
             # Rounding removes floating-point noise from differences of published scores, which have few decimals.
             paper = None if paper is None else round(paper, 6)
-            yield Contrast(self.title.format(**fields), quantity, above, below, self.margin, paper, remark)
+            yield Contrast(title, quantity, self.margin, paper, remark)
 
 
-def _choose(pattern: str, which: int) -> str:
-    return re.sub(r"\[([^][|]*)\|([^][|]*)\]", lambda found: found[which], pattern)
-
-
-def above(
-    more: int = 0, less: int = 1, *, when: bool = False, place: str = " at {line}", **fields: Any
-) -> Pattern:
+def above(more: int = 0, less: int = 1, *, when: bool = False, **fields: Any) -> Pattern:
     """The pattern "one model scores above another", by their positions in the case.
 
-    `when`: title and sentence say after how many steps; `place`: where, as the sentence says it.
+    `when`: the title says after how many steps.
     """
-    title, at = ("{line} · {when} · {on}", f"{place}, {{when}}") if when else ("{line} · {on}", place)
-    sentence = f"{{names[{more}]}} scores {{points}} points [above|below] {{names[{less}]}} on {{on}}{at}"
-    fields = {"title": title} | fields
-    return Pattern(lambda on, *models: on.gap(models[more], models[less]), sentence, **fields)
+    fields = {"title": "{line} · {when} · {on}" if when else "{line} · {on}"} | fields
+    return Pattern(lambda on, *models: on.gap(models[more], models[less]), **fields)
 
 
 @dataclass(frozen=True)
@@ -528,7 +447,6 @@ class ClaimPart:
 
     title: str  # "610m · SC"
     models: tuple[str, ...]
-    contrast: Contrast  # whose sentences describe the result
     estimate: Estimate  # positive: as claimed; in points
     above: float  # one-sided p-value for exceeding the margin
     below: float  # one-sided p-value for falling below it
@@ -559,15 +477,6 @@ class ClaimPart:
     def half(self) -> float:
         """Half the width of the interval."""
         return (self.estimate.high - self.estimate.low) / 2
-
-    @property
-    def says(self) -> str:
-        """The result as a sentence without a full stop; empty if missing."""
-        if self.missing:
-            return ""
-        sentence = self.contrast.above if self.estimate.mean >= 0 else self.contrast.below
-        # Only the first {}: a run's name may contain braces.
-        return sentence.replace("{}", f"{abs(self.estimate.mean):.2f} ± {self.half:.2f}", 1)
 
 
 @dataclass(frozen=True)
@@ -621,7 +530,6 @@ class Measure:
         return ClaimPart(
             title=contrast.title,
             models=tuple(model.name for model in contrast.models),
-            contrast=contrast,
             estimate=nothing if result is None else moderated.as_estimate(result, max(n, 1), covers, LEVEL),
             above=float(result.above) if result is not None and judged else math.nan,
             below=float(result.below) if result is not None and judged else math.nan,

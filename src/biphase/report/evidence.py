@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from biphase.errors import StoreError, one_line
 from biphase.metadata import VALUES
-from biphase.report.pretraining import JobCost, job_costs
+from biphase.report.pretraining import JobCost, RunSummary, job_costs, run_summary
 from biphase.report.recipes import Model, Published, models
 from biphase.report.statistics.intervals import DRAWS, interval, kept, resample
 from biphase.specs import Family, Task
@@ -145,6 +145,18 @@ class Evidence:
     def job_costs(self) -> list[JobCost]:
         """The cost of every training job, in the order of computation."""
         return job_costs(self.plan, self.store)
+
+    @cached_property
+    def runs(self) -> list[RunSummary]:
+        """A summary of every result, in the order of the plan."""
+        by_key = {cost.key: cost for cost in self.job_costs}
+        models = {result: model.name for model in self.models.values() for result in model.results}
+        found = []
+        for name in (name for name in self.plan.results if name in models):
+            grids = [self.grids[name, task] for task in self.tasks]
+            trials = sum(grid.done for grid in grids), sum(grid.of for grid in grids)
+            found.append(run_summary(self.plan, self.store, name, models[name], trials, by_key))
+        return found
 
     @property
     def seeds(self) -> tuple[int, ...]:

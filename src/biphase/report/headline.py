@@ -45,11 +45,6 @@ class Lead:
     families: tuple[tuple[str, Estimate], ...]
 
     @property
-    def clear(self) -> bool:
-        """Whether the interval of the average lies above 0."""
-        return self.average.low > 0
-
-    @property
     def open(self) -> bool:
         """Whether the interval of the average contains 0: no significant difference."""
         return self.average.low <= 0 <= self.average.high

@@ -1,7 +1,7 @@
 """The cost of pretraining and its loss curves, from the files of the store. No torch.
 
-`job_costs` gives tokens, FLOPs, seconds and joules of every training job; `curve` the losses on the path to a result;
-`Epochs` how often a result has read its corpus; `gaps` the difference between training and held-out loss.
+`job_costs` gives tokens, FLOPs, seconds and joules of every training job, `RunSummary` those of the path to a result;
+`curve` the losses on that path; `Epochs` how often a result has read its corpus.
 
 FLOPs are the model's own, as `study.costs` counts them: the head counts only where it runs. Seconds were measured on
 the machine that computed the job, so curves over seconds compare objectives only where the machines were alike.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from biphase.errors import StoreError, one_line
 from biphase.metadata import LINES, WRONG, check_line, read_checkpoint_file
 from biphase.presets import shares_of, sources_of
-from biphase.report.recipes import RecipePhase, recipe_of
+from biphase.report.recipes import Recipe, recipe_of
 from biphase.specs import Corpus, Hub
 from biphase.store import Store, read_file, read_verified
 from biphase.study import ledger
@@ -49,13 +49,28 @@ class JobCost:
 
 
 @dataclass(frozen=True)
-class Cost:
-    """The cost of the whole path from the root to a result."""
+class RunSummary:
+    """One result with its recipe, and the cost and progress of its whole path. Unknown fields are None or empty."""
 
-    tokens: int
+    name: str
+    model: str  # the name of the model it belongs to
+    recipe: Recipe
+    key: str
+    way: tuple[JobCost, ...]  # training jobs from the root
     flops: float | None
     seconds: float | None
+    joules: float | None
+    devices: int
     device: str
+    epochs: float | None
+    heldout: dict[str, float]  # objective → the last measured loss
+    standing: str  # done, running, failed, ready, waiting
+    trials: tuple[int, int]  # done, planned
+    wrong: str = ""  # why its checkpoint's metadata is invalid
+
+    @property
+    def tokens(self) -> int:
+        return sum(job.tokens for job in self.way)
 
 
 class CurvePoint(NamedTuple):
@@ -124,18 +139,34 @@ def _difference(end: float | None, begin: float | None) -> float | None:
     return None if end is None or begin is None or end < begin else end - begin
 
 
-def cost(plan: Plan, store: Store, result: str) -> Cost:
-    """The cost of the whole path from the root to a result."""
-    path = plan.path(plan.results[result])
-    flops = [flops_of(job) for job in path]
-    progress: dict[str, Any] = {}
-    with contextlib.suppress(StoreError):  # if the measurements are invalid, planned numbers are still known
-        progress = checkpoint_of(store, plan.results[result]).get("progress", {})
-    return Cost(
-        tokens=sum(job.tokens for job in path),
+def run_summary(
+    plan: Plan, store: Store, name: str, model: str, trials: tuple[int, int], by_key: dict[str, JobCost]
+) -> RunSummary:
+    """The summary of a result. `by_key`: the costs of the plan's training jobs."""
+    key = plan.results[name]
+    way = tuple(by_key[job.key] for job in plan.path(key))
+    flops = [job.flops for job in way]
+    try:
+        about, measured, wrong = checkpoint_of(store, key), ledger.measured(plan, store, name), ""
+    except StoreError as damage:  # a report must not reveal where the store is
+        about, measured, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
+    progress = about.get("progress", {})
+    return RunSummary(
+        name=name,
+        model=model,
+        recipe=recipe_of(plan, name),
+        key=key,
+        way=way,
         flops=None if None in flops else sum(count for count in flops if count is not None),
         seconds=progress.get("seconds"),
+        joules=progress.get("joules"),
+        devices=int(progress.get("world", 1)),
         device=progress.get("machine", {}).get("device", ""),
+        epochs=about.get("epochs"),
+        heldout=list(measured.values())[-1] if measured else {},
+        standing=by_key[key].standing if key in by_key else "done",
+        trials=trials,
+        wrong=wrong,
     )
 
 
@@ -242,9 +273,6 @@ def _thinned(texts: list[str]) -> list[CurvePoint]:
 # Masks are new in each epoch and causal targets are not, so a repeated corpus gives MLM more to learn than CLM.
 
 
-LATELY = 50  # training steps before a held-out measurement that are averaged for comparison
-OF_ITS_STAGE = 0.1  # at most this share of the phase: early in a phase, and in a decay, losses fall too fast
-
 # The key of a row count: corpus, published model whose tokenizer is used (or None), tokens in a row.
 Read = tuple[Corpus, Hub | None, int]
 
@@ -312,77 +340,3 @@ def _rows(store: Store, job: TrainingJob, read: Read) -> int:
         checkpoint = checkpoint_of(store, job.key)
     epochs, rows_read = checkpoint.get("epochs"), checkpoint.get("progress", {}).get("next_sample")
     return round(rows_read / epochs) if epochs and rows_read else 0
-
-
-@dataclass(frozen=True)
-class LossGap:
-    """Training and held-out loss of the objective in training, at one step counted from the root."""
-
-    step: int
-    objective: str  # "mlm 40%"
-    begins: int  # the step at which that objective began
-    training: float
-    heldout: float
-
-    @property
-    def nats(self) -> float:
-        """Training minus held-out loss in nats. Negative: the training data is easier."""
-        return self.training - self.heldout
-
-
-def gaps(plan: Plan, store: Store, result: str, *, live: bool = False) -> list[LossGap]:
-    """The gap at every held-out measurement on the path to a result.
-
-    There is none for a scheduled masking ratio, because the held-out loss is measured at fixed ratios.
-    """
-    try:
-        return _gaps(plan, result, texts(plan, store, result, live=live))
-    except StoreError:  # one invalid line makes the whole file untrustworthy
-        return []
-
-
-def _gaps(plan: Plan, result: str, lines: list[str]) -> list[LossGap]:
-    phases, turns = recipe_of(plan, result).spans, _turns(plan, result)
-    loss_gaps, before = [], -1
-    for number, text in enumerate(lines):
-        if '"heldout"' not in text:
-            continue
-        measured = parse_line(text)
-        step = measured["step"]
-        if step == before:  # of a mean, or on the text of the next run: not of what was trained up to here
-            continue
-        before = step
-        phase = next((phase for phase in phases if phase.first < step <= phase.until), None)
-        heldout = _of(measured.get("heldout", {}), phase) if phase else None
-        if phase and heldout is not None:
-            since = max(turn for turn in turns if turn < step)
-            training = _lately(lines, number, step, since)
-            if training is not None:
-                loss_gaps.append(LossGap(step, phase.label, phase.first, training, heldout))
-    return loss_gaps
-
-
-def _turns(plan: Plan, result: str) -> set[int]:
-    """The steps from the root at which the loss curve changes: a run, an objective or a decay begins."""
-    path = plan.path(plan.results[result])
-    return {job.span[0] for job in path if job.first == 0} | {step for step, _ in switches(plan, result)}
-
-
-def _of(measured: dict[str, float], phase: RecipePhase) -> float | None:
-    """The held-out loss of an objective, recorded under its label or the short form (mlm40 for mlm 40%)."""
-    return measured.get(phase.label, measured.get(phase.label.replace(" ", "").replace("%", "")))
-
-
-def _lately(lines: list[str], number: int, step: int, since: int) -> float | None:
-    """The mean training loss over the steps before a measurement. Parses only those lines."""
-    steps = max(1, min(LATELY, int(OF_ITS_STAGE * (step - since))))
-    losses = []
-    for before in range(number - 1, -1, -1):
-        if '"heldout"' in lines[before]:
-            continue
-        line = parse_line(lines[before])
-        if line["step"] <= since or (losses and line["step"] <= step - steps):
-            break
-        if line.get("loss") is not None:
-            losses.append(line["loss"])
-    return sum(losses) / len(losses) if losses else None

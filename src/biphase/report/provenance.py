@@ -1,6 +1,6 @@
 """Where the numbers of a report come from: data and keys, protocol, machines, versions, time, energy, missing parts.
 
-`provenance`, `missing` and `runs` read everything from the store. The only exception is the version of biphase that
+`provenance` and `missing` read everything from the store. The only exception is the version of biphase that
 writes the report.
 """
 
@@ -13,12 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from biphase.errors import StoreError
 from biphase.presets import sources_of
 from biphase.records import content_key, encode
 from biphase.report.evidence import Evidence, ScoreGrid
-from biphase.report.pretraining import Epochs, JobCost, checkpoint_of, cost
-from biphase.report.recipes import Recipe, recipe_of
+from biphase.report.pretraining import Epochs
 from biphase.specs import Finetune
 from biphase.store import Store
 from biphase.study import ledger
@@ -271,9 +269,9 @@ class Missing:
         return " ".join(parts)
 
 
-def missing(evidence: Evidence, summaries: list[RunSummary]) -> Missing:
+def missing(evidence: Evidence) -> Missing:
     """What is missing from a study, in the order of its results and tasks."""
-    done, of = evidence.count
+    summaries, (done, of) = evidence.runs, evidence.count
     titles: dict[str, str] = {}
     failed = [*_failed_jobs(evidence), *_failed_screening(evidence)]
     for grid in evidence.grids.values():
@@ -322,65 +320,3 @@ def _titles(grid: ScoreGrid) -> dict[str, str]:
         for column, seed in enumerate(grid.seeds)
         if grid.keys[row][column]
     }
-
-
-# ---------------------------------------------------------------- runs
-
-
-@dataclass(frozen=True)
-class RunSummary:
-    """One result with its recipe, cost and progress. Unknown fields are None or empty."""
-
-    name: str
-    model: str  # the name of the model it belongs to
-    recipe: Recipe
-    key: str
-    way: tuple[JobCost, ...]  # training jobs from the root
-    flops: float | None
-    seconds: float | None
-    joules: float | None
-    devices: int
-    device: str
-    epochs: float | None
-    heldout: dict[str, float]  # objective → the last measured loss
-    standing: str  # done, running, failed, ready, waiting
-    trials: tuple[int, int]  # done, planned
-    wrong: str = ""  # why its checkpoint's metadata is invalid
-
-
-def runs(evidence: Evidence) -> list[RunSummary]:
-    """A summary of every result, in the order of the plan."""
-    plan = evidence.plan
-    by_key = {cost.key: cost for cost in evidence.job_costs}
-    models = {result: model.name for model in evidence.models.values() for result in model.results}
-    return [_run(evidence, name, models[name], by_key) for name in plan.results if name in models]
-
-
-def _run(evidence: Evidence, name: str, model: str, by_key: dict[str, JobCost]) -> RunSummary:
-    plan, store = evidence.plan, evidence.store
-    key = plan.results[name]
-    recipe = recipe_of(plan, name)
-    grids = [evidence.grids[name, task] for task in evidence.tasks]
-    spent = cost(plan, store, name)
-    try:
-        about, measured, wrong = checkpoint_of(store, key), ledger.measured(plan, store, name), ""
-    except StoreError as damage:  # a report must not reveal where the store is
-        about, measured, wrong = {}, {}, str(damage).replace(f"{store.root}/", "")
-    progress = about.get("progress", {})
-    return RunSummary(
-        name=name,
-        model=model,
-        recipe=recipe,
-        key=key,
-        way=tuple(by_key[job.key] for job in plan.path(key)),
-        flops=spent.flops,
-        seconds=spent.seconds,
-        joules=progress.get("joules"),
-        devices=int(progress.get("world", 1)),
-        device=spent.device,
-        epochs=about.get("epochs"),
-        heldout=list(measured.values())[-1] if measured else {},
-        standing=by_key[key].standing if key in by_key else "done",
-        trials=(sum(grid.done for grid in grids), sum(grid.of for grid in grids)),
-        wrong=wrong,
-    )

@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from biphase.presets import corpus_of
 from biphase.report.evidence import by_family
-from biphase.report.recipes import SETTING, Kind, Model, Recipe, alike, models, run_of, setting_of
-from biphase.specs import AdamW, Classify, Family, Fewer, Finetune, Hub, Muon, Pretrain, Task
-from biphase.specs.rows import columns_of
+from biphase.report.recipes import Kind, Model, Recipe, models, run_of, setting_of
+from biphase.specs import Family, Fewer, Finetune, Hub, Pretrain, Task
 from biphase.study.plan import Plan
-from biphase.text import listed, short
+from biphase.text import short
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class ModelGroup:
 
     size: str
     parameters: int | None
-    about: str  # what distinguishes it where a study has several settings: "peak 0.001"
+    about: str  # what distinguishes it where a study has several settings: "as hot-mlm", a result of it
     models: tuple[Model, ...]
     plateau: frozenset[str]  # names of models whose learning rate has not begun to decay
 
@@ -73,19 +72,6 @@ class ComparableModels:
         """The reduced fine-tuning of intermediate checkpoints, if the study has one."""
         return self.finetune.on_the_way if self.finetune else None
 
-    @property
-    def pretrained(self) -> set[str]:
-        """Names of the models in groups that were trained here."""
-        members = (model for group in self.groups for line in group for model in line.models)
-        return {model.name for model in members if model.recipe.spans}
-
-    @property
-    def by_texts(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The classification tasks with one text column, and those with several."""
-        texts = {name: task.form.text for name, task in self.tasks.items() if isinstance(task.form, Classify)}
-        several = tuple(name for name, text in texts.items() if len(columns_of(name, text)) > 1)
-        return tuple(name for name in texts if name not in several), several
-
     def plans(self, models: Iterable[Model], tasks: Iterable[str]) -> bool:
         """Whether all of these models are planned to be scored on all of these tasks."""
         intermediate = any(not model.recipe.final for model in models)
@@ -113,7 +99,7 @@ def comparable_models(plan: Plan, known: dict[str, Model] | None = None) -> Comp
     runs = {model.name: run_of(plan, model.results[0])[0] for model in known.values()}
     scratch = [model for model in known.values() if not isinstance(runs[model.name].root.start, Hub)]
     groups: list[Group] = []
-    for setting, about in _settings(scratch, runs).items():
+    for setting, about in _settings(scratch).items():
         members = [model for model in scratch if model.recipe.setting == setting]
         rules = sorted({rule for model in members for rule in _masking_rules(model)})
         for rule in rules or [""]:
@@ -149,69 +135,22 @@ def _masking_rules(model: Model) -> set[str]:
     return {span.objective.rule for span in model.recipe.spans if span.objective.name == "mlm"}
 
 
-def _settings(members: Iterable[Model], runs: dict[str, Pretrain]) -> dict[str, str]:
-    """A description of each setting that lists only the fields in which the settings of trained models differ.
-
-    Continued models are "continued" if that alone tells the settings apart.
-    """
-    trained = [model for model in members if model.recipe.spans]
+def _settings(members: Iterable[Model]) -> dict[str, str]:
+    """What titles say of each setting: nothing of a single one, "continued" where that tells them apart, or a result."""
     of: dict[str, list[Model]] = {}
-    for model in trained:
+    for model in members:
         of.setdefault(model.recipe.setting, []).append(model)
-    fields = {setting: _fields([runs[model.name] for model in some]) for setting, some in of.items()}
+    trained = {setting: some for setting, some in of.items() if any(model.recipe.spans for model in some)}
+    about = dict.fromkeys(of, "")
+    if len(trained) < 2:
+        return about
     continued = {
-        setting: "continued" if all(model.recipe.base for model in some) else ""
-        for setting, some in of.items()
+        setting: "continued" if all(model.recipe.base for model in some if model.recipe.spans) else ""
+        for setting, some in trained.items()
     }
-    names = ["corpus", "peak", "warmup", "decay", "more", *SETTING]
-    differing = [name for name in names if len({values[name] for values in fields.values()}) > 1]
-    about = {setting: ", ".join(values[name] for name in differing) for setting, values in fields.items()}
-    if len(of) > 1 and len(set(continued.values())) == len(of):
-        about = continued
-    elif len(set(about.values())) < len(about):  # a second warmup, for example, shows in no field
-        about = {
-            setting: ", ".join(filter(None, (text, continued[setting] or "from scratch")))
-            for setting, text in about.items()
-        }
-    twice = [text for text in about.values() if list(about.values()).count(text) > 1]
-    return dict.fromkeys((model.recipe.setting for model in members), "") | {
-        setting: f"{text} (setting {setting[:6]})" if text in twice else text
-        for setting, text in about.items()
-    }
-
-
-def _fields(runs: list[Pretrain]) -> dict[str, str]:
-    """The fields of runs of one setting as text."""
-    run, packing = runs[0], runs[0].packing
-    return {
-        "corpus": corpus_of(run).name if run.corpus else "no corpus",
-        "peak": f"peak {run.first_peak:g}",
-        "warmup": f"warmup {_part(runs, 'warmup')}",
-        "decay": f"decay {_part(runs, 'decay')}",
-        "more": " ".join(f"{name} {value}" for name, value in run.unusual.items()) or "one peak, linear to 0",
-        "packing": f"{type(packing).__name__.lower()} of {packing.length:,}",
-        "batch_tokens": f"{run.batch_tokens:,} tokens a step",
-        "optimizer": _optimizer(run.optimizer),
-        "precision": run.precision,
-        "optimizer_state": f"optimizer state {run.optimizer_state}",
-        "data": f"data {run.data}",
-    }
-
-
-def _part(runs: list[Pretrain], name: str) -> str:
-    """A part of the schedule in steps, or its share of the run where that is what these runs have in common."""
-    counts = {float(getattr(run.schedule, name)) for run in runs}
-    return (
-        f"{counts.pop():g}" if len(counts) == 1 else f"{getattr(runs[0].schedule, name) / runs[0].steps:.1%}"
-    )
-
-
-def _optimizer(spec: AdamW | Muon) -> str:
-    if isinstance(spec, Muon):
-        return (
-            f"Muon, momentum {spec.momentum:g}, decay {spec.weight_decay:g}, beside {_optimizer(spec.adamw)}"
-        )
-    return f"eps {spec.eps:g}, decay {spec.weight_decay:g}"
+    if len(set(continued.values())) == len(trained):
+        return about | continued
+    return about | {setting: f"as {some[0].name}" for setting, some in trained.items()}
 
 
 # ---------------------------------------------------------------- selectors
@@ -227,10 +166,6 @@ class Selector(ABC):
     @abstractmethod
     def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
         """The models by their number of steps."""
-
-    def name(self, chosen: Chosen) -> str:
-        """What sentences call a model that it found."""
-        return ""
 
 
 @dataclass(frozen=True)
@@ -254,12 +189,6 @@ class Recipes(Selector):
         lengths = [(recipe.steps - recipe.own_steps, recipe.own_steps) for recipe in recipes]
         return dict(zip(lengths, models, strict=True))
 
-    def name(self, chosen: Chosen) -> str:
-        if self.base:
-            return f"the {self.base.upper()} base"
-        mlm = f"MLM {percent(self.ratio or 0)}"
-        return {"clm": "CLM", "mlm": mlm, "clm-mlm": f"CLM→MLM {shares(chosen)}"}[self.kind]
-
     def _fits(self, model: Model, line: ModelGroup) -> bool:
         recipe, base = model.recipe, model.recipe.base
         ended = model.name in line.plateau if self.before_decay else recipe.final
@@ -274,36 +203,6 @@ class Recipes(Selector):
 
     def _distance(self, model: Model) -> float:
         return 0.0 if self.share is None else abs(model.recipe.causal_share - self.share)
-
-
-@dataclass(frozen=True)
-class BaseOf(Selector):
-    """The decayed bases of continued models. A base may have other hyperparameters than its continuation."""
-
-    continued: Recipes
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        by_recipe = {alike(model.recipe): model for model in reversed(study.models.values())}
-        models = self.continued.find(line, study)
-        return {length: by_recipe.get(alike(model.recipe.base)) for length, model in models.items()}
-
-
-@dataclass(frozen=True)
-class Ratios(Selector):
-    """All models of one length trained with MLM from scratch, by masking ratio in ascending order."""
-
-    at_least: int = 1
-
-    def find(self, line: ModelGroup, study: ComparableModels) -> dict[Length, Chosen]:
-        by_steps: dict[int, dict[float, Model]] = {}
-        for model in line.finals("mlm"):
-            if model.recipe.ratio is not None:
-                by_steps.setdefault(model.recipe.steps, {})[model.recipe.ratio] = model
-        return {
-            (0, steps): tuple(model for _, model in sorted(models.items()))
-            for steps, models in by_steps.items()
-            if len(models) >= self.at_least
-        }
 
 
 def _same(ratio: float | None, other: float | None) -> bool:
@@ -325,39 +224,29 @@ def shares(model: Model) -> str:
 
 @dataclass(frozen=True)
 class Case:
-    """The models that one test compares, and what its title and sentences say of them."""
+    """The models that one test compares, and what its title says of them."""
 
     study: ComparableModels
     line: ModelGroup = ModelGroup("", None, "", (), frozenset())
     models: tuple[Chosen, ...] = ()
-    names: tuple[str, ...] = ()
     steps: tuple[int, ...] = ()
     when: str = ""
     curve: tuple[tuple[Chosen, ...], ...] = ()  # the same models at every length that all of them have
     sizes: tuple[Case, ...] = ()  # `AcrossSizes`: the case of each size
 
     def fields(self) -> dict[str, Any]:
-        """What patterns of titles and sentences may name."""
-        sizes = [case.line.size for case in self.sizes]
+        """What patterns of titles may name."""
         small, large = [case.line.size for case in ends(self.sizes)] or ["", ""]
-        one_text, several_texts = (", ".join(tasks) for tasks in self.study.by_texts)
+        several = self.sizes or (self.models[0] if isinstance(self.models[0], tuple) else self.models)
         return {
             "line": self.line.title,
             "about": f" · {self.line.about}" if self.line.about else "",
-            "names": self.names,
             "shares": tuple(shares(model) if isinstance(model, Model) else "" for model in self.models),
-            "steps": self.steps,
             "when": self.when,
-            "count": len(
-                self.sizes or (self.models[0] if isinstance(self.models[0], tuple) else self.models)
-            ),
+            "count": len(several),
             "rates": len(self.study.finetune.lrs) if self.study.finetune else 0,
-            "sizes": ", ".join(sizes),
-            "sizes_and": listed(sizes),
             "small": small,
             "large": large,
-            "one_text": one_text,
-            "several_texts": several_texts,
         }
 
 
@@ -404,11 +293,9 @@ class Select:
             end = [length for length in later if length > steps[-1]][:1]
             if None in compared or (self.then and not end):
                 continue
-            selectors = self.models * len(steps)
-            names = [selector.name(model) for selector, model in zip(selectors, compared, strict=True)]
             compared += tuple(model for length in end for model in later[length])
             when, curve = self.when.format(*steps), tuple(models.values())
-            cases.append(Case(study, line, compared, tuple(names), (*steps, *end), when, curve))
+            cases.append(Case(study, line, compared, (*steps, *end), when, curve))
         return cases
 
     def _steps(
@@ -458,33 +345,6 @@ def _shared_seeds(models: tuple[Chosen, ...]) -> int:
     return len(set.intersection(*(set(model.seeds) for model in models)))
 
 
-@dataclass(frozen=True)
-class AcrossSizes:
-    """One case for each group of sizes, made of the cases of a `Select` at each size."""
-
-    select: Select
-    at_least: int = 1  # sizes
-    equal_steps: bool = False  # at the length that most sizes have; of several such, the longest
-
-    def cases(self, study: ComparableModels) -> list[Case]:
-        cases = []
-        for group in study.groups:
-            lines, only = self._at_equal_steps(group, study) if self.equal_steps else (group, None)
-            sizes = [case for line in lines for case in self.select.at(line, study, only)]
-            if len(sizes) >= self.at_least:
-                models = tuple(model for case in sizes for model in case.models)
-                cases.append(replace(sizes[0], models=models, sizes=tuple(sizes)))
-        return cases
-
-    def _at_equal_steps(self, group: Group, study: ComparableModels) -> tuple[Sequence[ModelGroup], int]:
-        by_steps: dict[int, list[ModelGroup]] = {}
-        for line in group:
-            for steps in together(self.select.models, line, study) if line.parameters else ():
-                by_steps.setdefault(steps, []).append(line)
-        steps = max(by_steps, key=lambda steps: (len(by_steps[steps]), steps), default=0)
-        return by_steps.get(steps, []), steps
-
-
 # ---------------------------------------------------------------- models by description
 
 
@@ -492,7 +352,6 @@ class AcrossSizes:
 class Which:
     """Models that fit a description: one, or `at_least` so many in ascending order of `order`."""
 
-    name: str  # what sentences call it
     fits: Callable[[Recipe, Pretrain], bool]
     at_least: int = 0  # 0: exactly one, the first of several
     order: Callable[[Recipe, Pretrain], float] = lambda recipe, run: 0.0
@@ -530,13 +389,11 @@ class Compare:
             if None not in chosen:
                 cases.append((members[0], chosen))
         about = self._about([model for model, _ in cases], study)
-        names = tuple(which.name for which in self.models)
         return [
             Case(
                 study,
                 ModelGroup(model.recipe.size, None, text, (), frozenset()),
                 chosen,
-                names,
                 (model.recipe.own_steps,),
             )
             for (model, chosen), text in zip(cases, about, strict=True)

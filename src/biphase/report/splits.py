@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ from biphase.report.statistics.moderated import cells_of, contenders, padded
 from biphase.specs import CLM, Objective, Pretrain, Stage
 from biphase.study.plan import Plan, make_plan
 from biphase.study.prices import Bill, bill
-from biphase.text import MISSING, aligned, counted, duration, fixed, interval, listed, signed
+from biphase.text import MISSING, aligned, counted, duration, finite, fixed, interval, listed, signed
 
 FEWEST = 3  # splits that determine a quadratic
 LEVEL = 0.95
@@ -165,20 +165,21 @@ class SplitCurve:
     @property
     def chosen(self) -> float:
         """Of the splits not shown worse than the best, the one at which the curve (without one: the score) is highest."""
-        return self._highest(self.contenders or self.shares)
-
-    @property
-    def misfit(self) -> float | None:
-        """The scored split at which the curve is highest, if that is shown worse than the best."""
-        top = self._highest(self.shares)
-        return top if self.contenders and top not in self.contenders else None
-
-    def _highest(self, among: Sequence[float]) -> float:
         heights = np.array(self.scores)
         if self.curve:
             heights, _ = self.curve.at(np.array(self.shares), 1 - LEVEL)
         by_share = dict(zip(self.shares, heights, strict=True))
-        return max(among, key=lambda share: by_share[share])
+        return max(self.contenders or self.shares, key=lambda share: by_share[share])
+
+    def to_json(self) -> dict[str, Any]:
+        """The curve for programs."""
+        known = {item.name: getattr(self, item.name) for item in fields(self)}
+        del known["curve"], known["where"]
+        optimum = {
+            "optimum": self.where and self.where.estimate,
+            "interval": self.where and self.where.pieces,
+        }
+        return known | optimum | {"covers": self.covers}
 
 
 def split_curve(on: str, shares: Sequence[float], rows: Sequence[Row], loss: float) -> SplitCurve | None:
@@ -484,83 +485,51 @@ def _with_test_scores(
 
 
 def to_json(answer: BestSplit) -> dict[str, Any]:
-    """The answer for programs. Shares are between 0 and 1, scores in percent."""
-    sweep = answer.sweep
-
-    def on_test(score: ScoreOnTest | None) -> dict[str, Any] | None:
-        if score is None:
-            return None
-        known = score.gain and {
-            "mean": score.gain.mean,
-            "interval": [score.gain.low, score.gain.high] if math.isfinite(score.gain.low) else None,
-            "covers": score.gain.covers,
+    """The answer for programs. Shares are between 0 and 1, scores in percent; numbers that are not known are null."""
+    sweep, device = answer.sweep, answer.prices.device if answer.prices else ""
+    return finite(
+        {
+            "size": sweep.title,
+            "steps": sweep.steps,
+            "masking": sweep.masking,
+            "planned": sweep.shares,
+            "loss": answer.loss,
+            "chosen": answer.chosen,
+            "on": {on: curve.to_json() for on, curve in answer.curves.items()},
+            "unscored": answer.unscored,
+            "test": {
+                "searched": answer.searched and asdict(answer.searched),
+                "confirmation": answer.confirmed and asdict(answer.confirmed),
+            },
+            "awaited": answer.awaited,
+            "next": [asdict(proposal) | {"device": device} for proposal in answer.next],
+            "confirm": answer.confirm,
         }
-        return {"seeds": score.seeds, "mean": score.mean, "gain": known}
-
-    return {
-        "size": sweep.title,
-        "steps": sweep.steps,
-        "masking": sweep.masking,
-        "planned": sweep.shares,
-        "loss": answer.loss,
-        "chosen": answer.chosen,
-        "on": {
-            curve.on: {
-                "shares": curve.shares,
-                "seeds": curve.seeds,
-                "scores": curve.scores,
-                "not_shown_worse": curve.contenders,
-                "optimum": curve.where and curve.where.estimate,
-                "interval": curve.where and curve.where.pieces,
-                "covers": curve.covers,
-                "loses_less": curve.nearly,
-                "lacks": curve.lacks,
-                "left_out": curve.left_out,
-            }
-            for curve in answer.curves.values()
-        },
-        "unscored": answer.unscored,
-        "test": {"searched": on_test(answer.searched), "confirmation": on_test(answer.confirmed)},
-        "awaited": answer.awaited,
-        "next": [
-            {
-                "what": proposal.what,
-                "seeds": proposal.seeds,
-                "shrinks_percent": proposal.shrinks,
-                "effect": proposal.effect,
-                "steps": proposal.steps,
-                "hours": proposal.hours,
-                "device": answer.prices.device if answer.prices else "",
-            }
-            for proposal in answer.next
-        ],
-        "confirm": answer.confirm,
-    }
+    )
 
 
 # ---------------------------------------------------------------- as text
 
 
 def render(answer: BestSplit, command_path: str) -> str:
-    """The answer as text for a terminal, from what programs get. `command_path`: the study as typed after a verb."""
-    facts, share = to_json(answer), answer.chosen
-    steps, curves = facts["steps"], facts["on"]
-    lines = [f"{facts['size']} · {steps:,} steps · CLM, then {facts['masking']}", ""]
+    """The answer as text for a terminal. `command_path`: the study as typed after a verb."""
+    sweep, share, curves = answer.sweep, answer.chosen, answer.curves
+    lines = [f"{sweep.title} · {sweep.steps:,} steps · CLM, then {sweep.masking}", ""]
     compute = f"Next: biphase run {command_path}"
     if not curves:
-        planned = listed([*map(percent, facts["planned"])])
+        planned = listed([*map(percent, sweep.shares)])
         return "\n".join([*lines, f"no split has validation scores yet ({planned} are planned)", compute])
     incomplete = _by_text({on: _left_out(curve) for on, curve in curves.items()})
-    if facts["unscored"]:
-        incomplete.append(f"{listed([*facts['unscored']])}: no split has validation scores")
-    lines += [*_tables(facts), *incomplete, *([compute] * bool(incomplete))]
-    lines += ["", *_in_words(answer), *_covers(curves)]
+    if answer.unscored:
+        incomplete.append(f"{listed([*answer.unscored])}: no split has validation scores")
+    lines += [*_tables(answer), *incomplete, *([compute] * bool(incomplete))]
+    covers = {on: curve.covers and f"the interval covers {curve.covers}." for on, curve in curves.items()}
+    lines += ["", *_in_words(answer), *_by_text(covers), "CLM alone is not a split and is left out."]
     if share is not None:
-        causal = round(share * steps)
         lines += [
             "",
-            f"Chosen by validation: {percent(share)}, CLM for {causal:,} of {steps:,} steps.",
-            *_test_lines(facts["test"]),
+            f"Chosen by validation: {percent(share)}, CLM for {round(share * sweep.steps):,} of {sweep.steps:,} steps.",
+            *_test_lines(answer),
             *_next_lines(answer),
         ]
         if answer.confirm is not None:
@@ -569,8 +538,8 @@ def render(answer: BestSplit, command_path: str) -> str:
                 "",
                 f"To confirm it: add {runs} with seed {answer.confirm}, and confirm=({answer.confirm},)",
             ]
-        if facts["awaited"]:
-            lines += ["", f"The confirmation lacks scores of {_seeds(facts['awaited'])}. {compute}"]
+        if answer.awaited:
+            lines += ["", f"The confirmation lacks scores of {_seeds(answer.awaited)}. {compute}"]
     return "\n".join(lines)
 
 
@@ -578,19 +547,19 @@ def _seeds(seeds: Sequence[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {listed([*map(str, seeds)])}"
 
 
-def _tables(facts: dict[str, Any]) -> list[str]:
+def _tables(answer: BestSplit) -> list[str]:
     """The scores; then a line for each family and the mean: the optimum, its interval, the flat region, the contenders."""
-    scores = [["validation, %", *map(percent, facts["planned"])]]
-    rows = [["", "best split", "95% interval", f"loses < {facts['loss']:g}", "not shown worse than the best"]]
-    for on, curve in facts["on"].items():
-        known = dict(zip(curve["shares"], curve["scores"], strict=True))
-        scores.append([on, *(fixed(known.get(share, math.nan)) for share in facts["planned"])])
+    scores = [["validation, %", *map(percent, answer.sweep.shares)]]
+    rows = [["", "best split", "95% interval", f"loses < {answer.loss:g}", "not shown worse than the best"]]
+    for on, curve in answer.curves.items():
+        known = dict(zip(curve.shares, curve.scores, strict=True))
+        scores.append([on, *(fixed(known.get(share, math.nan)) for share in answer.sweep.shares)])
         row = [on, MISSING, MISSING, MISSING]
-        if curve["interval"] is not None:
-            flat = _pieces(curve["loses_less"]) or "none shown"
-            row = [on, percent(curve["optimum"]), _pieces(curve["interval"]), flat]
-        rows.append([*row, ", ".join(map(percent, curve["not_shown_worse"])) or MISSING])
-    lacks = _by_text({on: curve["lacks"] for on, curve in facts["on"].items()})
+        if curve.where:
+            flat = _pieces(curve.nearly) or "none shown"
+            row = [on, percent(curve.where.estimate), _pieces(curve.where.pieces), flat]
+        rows.append([*row, ", ".join(map(percent, curve.contenders)) or MISSING])
+    lacks = _by_text({on: curve.lacks for on, curve in answer.curves.items()})
     return [*aligned(scores), "", *aligned(rows, left=len(rows[0])), *lacks]
 
 
@@ -603,8 +572,8 @@ def _by_text(texts: dict[str, str]) -> list[str]:
     ]
 
 
-def _left_out(curve: dict[str, Any]) -> str:
-    scores = ", ".join(f"{percent(share)} of seed {seed}" for share, seed in curve["left_out"])
+def _left_out(curve: SplitCurve) -> str:
+    scores = ", ".join(f"{percent(share)} of seed {seed}" for share, seed in curve.left_out)
     return f"left out, because not every seed has every split: {scores}" if scores else ""
 
 
@@ -622,11 +591,6 @@ def _in_words(answer: BestSplit) -> list[str]:
         f"By a quadratic, the mean of families is best at {percent(where.estimate)} CLM; 95% interval: "
         f"{_pieces(where.pieces)}."
     ]
-    if mean.misfit is not None:
-        lines.append(
-            f"The quadratic does not fit: {percent(mean.misfit)}, where it is highest, is shown worse than the best, so "
-            f"{percent(mean.chosen)} is chosen."
-        )
     flat = [f"between {percent(low)} and {percent(high)}" for low, high in mean.nearly]
     lines.append(f"Shown to lose less than {lost}: {f'any split {listed(flat)}' if flat else 'no split'}.")
     for reached, end, other in (
@@ -639,25 +603,22 @@ def _in_words(answer: BestSplit) -> list[str]:
     return lines
 
 
-def _covers(curves: dict[str, dict[str, Any]]) -> list[str]:
-    """What the intervals cover, and what is left out."""
-    covers = {
-        on: curve["covers"] and f"the interval covers {curve['covers']}." for on, curve in curves.items()
-    }
-    return [*_by_text(covers), "CLM alone is not a split and is left out."]
-
-
-def _test_lines(test: dict[str, Any]) -> list[str]:
+def _test_lines(answer: BestSplit) -> list[str]:
     """The test scores, which played no part in the choice."""
     lines = ["Its test scores, which played no part in the choice, as the mean of families:"]
-    both = (("searched", "the seeds that chose it: biased upwards"), ("confirmation", "confirmation"))
-    for score, role in ((test[name], role) for name, role in both if test[name]):
-        against, gain = "", score["gain"]
+    both = (
+        (answer.searched, "the seeds that chose it: biased upwards"),
+        (answer.confirmed, "confirmation"),
+    )
+    for score, role in both:
+        if score is None:
+            continue
+        against, gain = "", score.gain
         if gain:
-            around = gain["interval"] and interval(*gain["interval"], sign=True)
-            over = f"{around} over {gain['covers']}" if around else "no interval"
-            against = f", {signed(gain['mean'])} points against MLM alone ({over})"
-        lines.append(f"  {_seeds(score['seeds'])} ({role}): {fixed(score['mean'])}%{against}")
+            around = interval(gain.low, gain.high, sign=True)
+            over = f"{around} over {gain.covers}" if around else "no interval"
+            against = f", {signed(gain.mean)} points against MLM alone ({over})"
+        lines.append(f"  {_seeds(score.seeds)} ({role}): {fixed(score.mean)}%{against}")
     return lines
 
 

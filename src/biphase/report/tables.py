@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from biphase.report.estimates import Estimates, Score
 from biphase.report.evidence import Baseline, Evidence, ScoreGrid
 from biphase.report.figures.crossings import Gap
-from biphase.report.provenance import RunSummary
+from biphase.report.pretraining import RunSummary
 from biphase.report.recipes import Model
 from biphase.report.verdicts import Finding
 from biphase.text import SCALE, beside, exponent, interval, plain, rate, signed

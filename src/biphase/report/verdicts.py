@@ -40,6 +40,7 @@ from biphase.text import (
     SCALE,
     counted,
     effect,
+    finite,
     fixed,
     interval,
     listed,
@@ -125,94 +126,69 @@ def verdict(
 
 
 LISTED = 4  # parts; of more, only the weakest is quoted
+DECIDING: dict[Verdict, Supports] = {
+    "not reproduced": "against",
+    "no effect found": "unclear",
+    "underpowered": "underpowered",
+}
 
 
 def why(
     gist: str, verdict: Verdict, parts: Sequence[ClaimPart], p_holm: float, needs: str, effect: float
 ) -> str:
     """The sentences that explain a verdict. `needs`: what the study lacks, used where there is no part."""
-    missing = [part for part in parts if part.supports == "missing"]
     known = [part for part in parts if part.supports != "missing"]
+    missing = _of_missing([part for part in parts if part.supports == "missing"])
     if not known:
-        return f"{_capital(_of_missing(missing) if missing else needs)}."
-    if verdict in ("reproduced", "holds in part"):
-        text = _full(known[0]) if len(known) == 1 else _numbers(gist, known)
-    elif verdict == "not reproduced":
-        contrary = [part for part in known if part.supports == "against"] or [min(known, key=_strength)]
-        text = _contrary(contrary)
-        if len(known) > 1:
-            speak = "speaks" if len(contrary) == 1 else "speak"
-            text += f"; {len(contrary)} of {len(known)} parts {speak} against the claim"
-    elif verdict == "no effect found":
-        text = _unclear(gist, known, p_holm)
-    else:
-        text = _underpowered(known, effect)
-    return f"{_capital(text)}." + (f" Missing: {_of_missing(missing)}." if missing else "")
-
-
-def _unclear(gist: str, known: Sequence[ClaimPart], p_holm: float) -> str:
-    unclear = [part for part in known if part.supports == "unclear"] or list(known)
-    text = _full(unclear[0]) if len(unclear) == 1 else _numbers(gist, unclear)
-    excluded = all(part.paper is not None and part.estimate.high < part.paper for part in unclear)
-    than = ", and an effect as large as the paper's is excluded" if excluded else ""
-    return f"{text}: no significant difference (corrected p = {p_value(p_holm)}){than}{_clear(known)}"
-
-
-def _underpowered(known: Sequence[ClaimPart], effect: float) -> str:
-    weak = [part for part in known if part.supports == "underpowered"]
-    worst = max(weak, key=lambda part: part.detectable / (sought(part.paper, part.margin, effect) or 1e-9))
-    possible = "no possible effect would be detected"
-    if worst.detectable <= SCALE:
-        size = fixed(sought(worst.paper, worst.margin, effect))
-        wanted = f"{size} should be found" if worst.paper is None else f"the paper's is {size}"
-        beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
-        possible = (
-            f"only an effect of {fixed(worst.detectable)} points{beyond} would be detected, and {wanted}"
+        return f"{_capital(missing or needs)}."
+    deciding = [part for part in known if part.supports == DECIDING.get(verdict)]
+    text = _numbers(gist, deciding or known)
+    if verdict == "no effect found":
+        excluded = all(
+            part.paper is not None and part.estimate.high < part.paper for part in deciding or known
         )
-    return f"{worst.says}, but with the noise of these seeds {possible}{_clear(known)}"
+        text += f"; no significant difference (corrected p = {p_value(p_holm)})"
+        text += ", and an effect as large as the paper's is excluded" if excluded else ""
+    elif verdict == "underpowered":
+        text += f"; {_too_weak(deciding, effect)}"
+    if verdict in DECIDING and len(known) > 1:
+        clear = sum(part.supports == "yes" for part in known)
+        against = sum(part.supports == "against" for part in known)
+        text += f"; of {len(known)} parts {clear or 'none'} clear" + (
+            f", {against} against" if against else ""
+        )
+    return f"{_capital(text)}." + (f" Missing: {missing}." if missing else "")
 
 
-def _contrary(parts: Sequence[ClaimPart]) -> str:
-    """The part farthest below its margin, which is named because sentences compare with 0 only."""
-    worst = min(parts, key=_strength)
-    return _full(worst) + (f", below the margin of {signed(worst.margin)}" if worst.margin else "")
+def _too_weak(weak: Sequence[ClaimPart], effect: float) -> str:
+    """What the part that lacks most power would detect, and what it should."""
+    worst = max(weak, key=lambda part: part.detectable / (sought(part.paper, part.margin, effect) or 1e-9))
+    if worst.detectable > SCALE:
+        return "with the noise of these seeds no possible effect would be detected"
+    size = fixed(sought(worst.paper, worst.margin, effect))
+    wanted = f"{size} should be found" if worst.paper is None else f"the paper's is {size}"
+    beyond = f" beyond {signed(worst.margin)}" if worst.margin else ""
+    return f"with the noise of these seeds only {fixed(worst.detectable)}{beyond} would be detected, and {wanted}"
 
 
 def _numbers(gist: str, parts: Sequence[ClaimPart]) -> str:
     """The gist followed by the numbers of the parts; if there are many, only the least significant one."""
     if len(parts) <= LISTED:
-        return f"{gist}, in points: {', '.join(_short(part) for part in parts)}"
+        return f"{gist}, in points: {', '.join(map(_short, parts))}"
     weakest = max(parts, key=lambda part: part.above)
     return f"{gist}: {len(parts)} parts, the least clear {_short(weakest)}"
 
 
 def _short(part: ClaimPart) -> str:
-    paper = f"; paper {signed(part.paper)}" if part.paper is not None else ""
-    return f"{signed(part.estimate.mean)} ± {fixed(part.half)} ({part.title}{paper})"
-
-
-def _full(part: ClaimPart) -> str:
-    return part.says + (f" (paper: {signed(part.paper)})" if part.paper is not None else "")
-
-
-def _clear(known: Sequence[ClaimPart]) -> str:
-    """How many of several parts are significant."""
-    clear = sum(part.supports == "yes" for part in known)
-    if len(known) == 1:
-        return ""
-    return f"; of {len(known)} parts {clear or 'none'} {'is' if clear < 2 else 'are'} clear"
+    beside = [part.title, *([f"margin {signed(part.margin)}"] if part.margin else [])]
+    beside += [f"paper {signed(part.paper)}"] if part.paper is not None else []
+    return f"{signed(part.estimate.mean)} ± {fixed(part.half)} ({'; '.join(beside)})"
 
 
 def _of_missing(parts: Sequence[ClaimPart]) -> str:
-    notes = {part.note for part in parts}
-    if len(parts) > 1 and len(notes) == 1:
+    if len(parts) > 1 and len({part.note for part in parts}) == 1:
         return f"{len(parts)} parts ({parts[0].note})"
     return ", ".join(f"{part.title} ({part.note})" for part in parts)
-
-
-def _strength(part: ClaimPart) -> float:
-    """The distance from the margin in standard errors."""
-    return part.excess / part.estimate.se if part.estimate.se > 0 else math.copysign(math.inf, part.excess)
 
 
 def _capital(text: str) -> str:
@@ -231,7 +207,7 @@ class NamedResults:
 
     def cases(self, study: ComparableModels) -> list[Case]:
         models = study.of_result(self.more), study.of_result(self.less)
-        return [] if models[0] is models[1] else [Case(study, models=models, names=(self.more, self.less))]
+        return [] if models[0] is models[1] else [Case(study, models=models)]
 
 
 def own_statement(study: ComparableModels, claim: Claim) -> Statement:
@@ -246,7 +222,7 @@ def own_statement(study: ComparableModels, claim: Claim) -> Statement:
         needs=f"cannot be tested: {claim.more} and {claim.less} are one recipe, so there is nothing to compare",
         on=tuple(family for family in study.families if family in on),
         models=NamedResults(claim.more, claim.less),
-        contrasts=(above(place="", title="{on}", on=on, margin=claim.margin, metric=claim.metric),),
+        contrasts=(above(title="{on}", on=on, margin=claim.margin, metric=claim.metric),),
         figure="",
         paper="",
         source="study",
@@ -453,7 +429,7 @@ def _no_premise(premises: Sequence[ClaimPart]) -> str:
     failing = next((part for part in premises if not part.above <= ALPHA), premises[0])
     if failing.missing:
         return f"Its premise is not tested: {failing.note}."
-    return f"Its premise is not shown: {_full(failing)} (one-sided {p_equals(failing.above)})."
+    return f"Its premise is not shown: {_short(failing)}, in points (one-sided {p_equals(failing.above)})."
 
 
 def _classified(part: ClaimPart, level: float, first: float, parts: int, effect: float) -> ClaimPart:
@@ -759,12 +735,9 @@ def measured_spread(evidence: Evidence) -> dict[str, tuple[float, float | None]]
 
 def as_json(found: list[Prospect]) -> list[dict[str, Any]]:
     """The prospects for JSON; unknown numbers are null."""
-    records = [asdict(one) for one in found]
-    for record in records:
-        del record["assumed"]
-        for test in record["tests"]:
-            test["detectable"] = test["detectable"] if math.isfinite(test["detectable"]) else None
-    return records
+    return [
+        {name: value for name, value in finite(asdict(one)).items() if name != "assumed"} for one in found
+    ]
 
 
 def render(found: list[Prospect]) -> list[str]:

@@ -8,7 +8,6 @@ import pytest
 from biphase import CATALOG, CLM, MLM, SIZES, WSD, Finetune, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER as REFERENCE
 from biphase.report.figures.description import PAPER, role_of
-from biphase.report.pretraining import cost
 from biphase.specs.tasks import FAMILIES
 from biphase.store import Store
 
@@ -85,7 +84,7 @@ def test_efficiency_over_tokens_flops_and_nothing_that_is_not_known(by_id, drawn
     figure = by_id["efficiency"]
     assert [view.name for view in figure.views] == ["tokens", "FLOPs"]  # nothing was computed, so no seconds
     names = [f"610m-clm-42k-{step}" for step in (1000, 2000, 5000, 10000, 20000, 40000)]
-    costs = [cost(evidence.plan, evidence.store, name) for name in names]
+    costs = [run for run in evidence.runs if run.name in names]
     series = drawn(figure, "Retrieval", "CLM")
     assert series.views == (tuple(float(one.tokens) for one in costs), tuple(one.flops for one in costs))
     hollow = [one for one in figure.panels[0].series if one.look.hollow and one.name != PAPER]

@@ -30,10 +30,10 @@ def _ants(recipe: Recipe, run: Pretrain) -> bool:
     return abs(before.steps - after.steps) <= 1
 
 
-ANT = Which("CLM, MLM and CLM again", _ants)
-FIRST = Which("as much CLM, all of it first", _stages("clm", "mlm"))
-MASKED = Which("MLM alone", _stages("mlm"))
-CAUSAL = Which("CLM alone", _stages("clm"))
+ANT = Which(_ants)
+FIRST = Which(_stages("clm", "mlm"))
+MASKED = Which(_stages("mlm"))
+CAUSAL = Which(_stages("clm"))
 NEEDS = "needs runs of equal steps on one corpus: CLM, MLM and CLM again, and "
 
 

@@ -41,11 +41,11 @@ def _adapts(recipe: Recipe, run: Pretrain) -> bool:
     )
 
 
-MASKED = Which("MLM throughout", lambda recipe, run: recipe.kind == "mlm" and _adapts(recipe, run))
-LONG = Which("the CLM detour", _detour(0.8, 0.95))
-EVEN = Which("the detour with an equally long MLM phase", _detour(0.4, 0.6))
-LOW = Which("the detour with frozen low layers", _detour(0.8, 0.95, lambda name: name.startswith("layers[:")))
-MID = Which("the detour with frozen middle layers", _detour(0.8, 0.95, lambda name: name[7:8].isdigit()))
+MASKED = Which(lambda recipe, run: recipe.kind == "mlm" and _adapts(recipe, run))
+LONG = Which(_detour(0.8, 0.95))
+EVEN = Which(_detour(0.4, 0.6))
+LOW = Which(_detour(0.8, 0.95, lambda name: name.startswith("layers[:")))
+MID = Which(_detour(0.8, 0.95, lambda name: name[7:8].isdigit()))
 NEEDS = "needs runs of equal steps that continue one encoder on new text: "
 
 

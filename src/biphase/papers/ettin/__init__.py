@@ -64,7 +64,6 @@ class Conversions:
     """One case for each converted model: the encoder as it was when the conversion began, and the converted model."""
 
     converted: Callable[[Recipe], bool]
-    name: str
 
     def cases(self, study: ComparableModels) -> list[Case]:
         every = [model for model in study.models.values() if model.recipe.final]
@@ -79,7 +78,7 @@ class Conversions:
     def _case(self, study: ComparableModels, encoder: Model, model: Model) -> Case:
         about = ", then ".join(f"{phase.label} for {phase.steps:,} steps" for phase in model.recipe.own)
         line = ModelGroup(encoder.recipe.size, None, about, (), frozenset())
-        return Case(study, line, (encoder, model), ("the encoder", self.name), (model.recipe.own_steps,))
+        return Case(study, line, (encoder, model), (model.recipe.own_steps,))
 
 
 def _twin(recipe: Recipe) -> tuple[object, ...]:
@@ -104,8 +103,8 @@ PAPER = Paper(
             needs=NEEDS + "from scratch",
             models=Compare(
                 (
-                    Which("the encoder", lambda recipe, run: _encoder(recipe)),
-                    Which("the decoder", lambda recipe, run: _decoder(recipe)),
+                    Which(lambda recipe, run: _encoder(recipe)),
+                    Which(lambda recipe, run: _decoder(recipe)),
                 )
             ),
             paper="150M: 89.2 and 85.6 on MNLI, 39.97 and 37.71 on MS MARCO; 400M: 91.3 and 88.2, 42.24 and 39.93 (Table 9)",
@@ -116,7 +115,7 @@ PAPER = Paper(
             gist="The encoder minus the converted decoder, mean over tasks",
             contrast="the encoder as it is − the decoder of its pair after masked training on top; mean over tasks; each conversion",
             needs=NEEDS + "and a run that continues the decoder with MLM or MNTP",
-            models=Conversions(_encoder_of_decoder, "the converted decoder"),
+            models=Conversions(_encoder_of_decoder),
             figure="continued",
             paper="150M: 89.2 and 85.8 on MNLI, 39.97 and 39.49 on MS MARCO; 400M: 91.3 and 87.6, 42.24 and 41.44 (Table 9)",
             caveats=("The converted decoder was trained for more steps than the encoder.",),
@@ -128,7 +127,7 @@ PAPER = Paper(
             gist="The encoder minus the same after CLM, mean over tasks",
             contrast="the encoder as it is − the encoder after CLM on top; mean over tasks; each conversion",
             needs="needs an encoder from scratch, and a run that continues it with CLM",
-            models=Conversions(_decoder_of_encoder, "the encoder after CLM"),
+            models=Conversions(_decoder_of_encoder),
             figure="continued",
             paper="150M: 89.2 and 86.8 on MNLI, 39.97 and 37.55 on MS MARCO; 400M: 91.3 and 89.4, 42.24 and 39.69 (Table 9)",
             caveats=("The paper's own point is that it stays behind decoders on generative tasks.",),

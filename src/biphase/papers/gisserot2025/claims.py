@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from biphase.papers.gisserot2025.measures import AcrossSizes, BaseOf, Ratios, Sensitivity, by_texts, spread
 from biphase.papers.gisserot2025.remarks import Overtaking, decay_begins_later, noise_by_source
 from biphase.report.contrasts import (
     Contrast,
@@ -34,14 +35,11 @@ from biphase.report.recipes import Model, Published
 from biphase.report.selectors import (
     EACH_SHORTER,
     SECOND_LONGEST,
-    AcrossSizes,
-    BaseOf,
     Case,
     Chosen,
     ComparableModels,
     Length,
     ModelGroup,
-    Ratios,
     Recipes,
     Select,
     Selector,
@@ -71,7 +69,6 @@ def beyond_gap_on(other: Family) -> Pattern:
 
     return Pattern(
         beyond,
-        f"the gap between MLM 40% and CLM on QA is {{points}} points [wider|narrower] than that on {other} at {{line}}",
         f"{{line}} · QA gap beyond that on {other}",
         on=("QA",),
     )
@@ -85,7 +82,6 @@ def gap_of_sizes(on: On, *sizes: Case) -> Quantity:
 # An advantage can grow or narrow only if there is one.
 ADVANTAGE = Pattern(
     gap_of_sizes,
-    "MLM 40% scores {points} points [above|below] CLM on {on}, mean over {sizes_and}{about}",
     "{on} gap, mean over {count} sizes{about}",
 )
 
@@ -95,11 +91,9 @@ def gap_over_sizes(on: On, *sizes: Case) -> Quantity:
     return slope((math.log2(size.line.parameters or 0), on.gap(*size.models)) for size in sizes)
 
 
-def _over_sizes(verbs: str, sign: float) -> Pattern:
+def _over_sizes(sign: float) -> Pattern:
     return Pattern(
         lambda on, *sizes: gap_over_sizes(on, *sizes) * sign,
-        f"the {{on}} gap between MLM 40% and CLM {verbs} by {{points}} points for each doubling of the parameters over "
-        "{sizes_and}{about}",
         "{on} gap over {count} sizes{about}",
     )
 
@@ -165,7 +159,7 @@ OBJECTIVES = (
         needs="needs an MLM 40% and a CLM run of the same length at two sizes or more",
         on=("SC",),
         models=SIZES,
-        contrasts=(_over_sizes("[grows|narrows]", 1.0),),
+        contrasts=(_over_sizes(1.0),),
         premise=(ADVANTAGE,),
         figure="objectives",
         paper="2.09 → 3.42 → 5.55",
@@ -178,7 +172,7 @@ OBJECTIVES = (
         needs="needs an MLM 40% and a CLM run of the same length at two sizes or more",
         on=("IR",),
         models=SIZES,
-        contrasts=(_over_sizes("[narrows|grows]", -1.0),),
+        contrasts=(_over_sizes(-1.0),),
         premise=(ADVANTAGE,),
         figure="objectives",
         paper="2.95 → 3.35 → 1.27",
@@ -251,9 +245,8 @@ class NoneIsBest:
             for one, ratios in sizes:
                 for family in case.study.families:
                     for other in (each for each in shared if each != ratio):
-                        names = f"MLM {percent(other)}", f"MLM {percent(ratio)}"
-                        pair = replace(one, models=(ratios[other], ratios[ratio]), names=names)
-                        better = above(on=(family,), title="{names[0]} on {on} at {line}")
+                        pair = replace(one, models=(ratios[other], ratios[ratio]))
+                        better = above(on=(family,), title=f"MLM {percent(other)} on {{on}} at {{line}}")
                         options += better.tests(pair, claim, numbers)
             paper = max((option.paper for option in options if option.paper is not None), default=0.0)
             title = f"{percent(ratio)}{case.fields()['about']}"
@@ -264,7 +257,6 @@ def _end_over_middle(end: int, name: str) -> Pattern:
     """One end of the ratios over the mean of those between: of a U, both ends lie higher."""
     return Pattern(
         lambda on, ratios: on.score(ratios[end]) - on.mean(ratios[1:-1]),
-        f"the {name} ratio scores {{points}} points [above|below] those between on {{on}} at {{line}}",
         f"{{line}} · {{on}} · the {name} ratio",
     )
 
@@ -294,14 +286,11 @@ RATIOS = (
         contrasts=(
             Pattern(
                 lambda on, *sizes: mean(preference([on], size.models[0]) for size in sizes),
-                "IR [gains|loses] {points} points for ten percent more masking (mean over {sizes}{about})",
                 "IR over ratios{about}",
                 on=("IR",),
             ),
             Pattern(
                 larger_prefers_higher,
-                "{large} gains {points} points [more|less] for ten percent more masking than {small} (mean over "
-                "families{about})",
                 "{large} against {small}{about}",
                 on=None,
                 needs="larger models against smaller ones, which needs two sizes of one length with two ratios in common",
@@ -333,11 +322,9 @@ RATIOS = (
         contrasts=(
             Pattern(
                 lambda on, scratch, after: (
-                    mean(one.spread(scratch) for one in on.families())
-                    - mean(one.spread(after) for one in on.families())
+                    mean(spread(one, scratch) for one in on.families())
+                    - mean(spread(one, after) for one in on.families())
                 ),
-                "MLM from scratch spreads {points} points [more|less] than MLM after CLM over {count} ratios at "
-                "{line} (mean over families)",
                 "{line} · spread over {count} ratios",
                 on=None,
             ),
@@ -430,9 +417,7 @@ EFFICIENCY = (
         models=BOTH,
         contrasts=(
             Pattern(
-                lambda on, mlm, clm: on.sensitivity(mlm, clm),
-                "MLM 40% spreads {points} points [more|less] than CLM over {rates} learning rates at {line} "
-                "(mean over tasks)",
+                lambda on, mlm, clm: Sensitivity((mlm, clm), tuple(on.study.tasks)),
                 "{line} · spread over {rates} rates",
                 on=None,
             ),
@@ -456,18 +441,19 @@ FIRST = "needs a run that is CLM for about a quarter of its steps and then MLM 4
 SPLIT_PAIR = f"{FIRST}, and an MLM 40% run of the same size and length"
 
 
-def _best_split(other: int) -> Pattern:
+FIRST_SPLIT, LAST_SPLIT = "CLM→MLM {shares[0]}", "CLM→MLM {shares[2]}"
+
+
+def _best_split(other: int, name: str) -> Pattern:
     """The mean of the first two splits over another model of the case."""
     return Pattern(
         lambda on, *models: on.mean(models[:2]) - on.score(models[other]),
-        f"{{names[0]}} and {{shares[1]}} score {{points}} points [above|below] {{names[{other}]}} on SC at {{line}} "
-        "(their mean)",
-        f"{{line}} · SC · {{names[0]}} and {{shares[1]}} over {{names[{other}]}}",
+        f"{{line}} · SC · {FIRST_SPLIT} and {{shares[1]}} over {name}",
     )
 
 
-def _no_worse(more: int, less: int) -> Pattern:
-    title = f"{{line}} · SC · {{names[{more}]}} no worse"
+def _no_worse(more: int, less: int, name: str) -> Pattern:
+    title = f"{{line}} · SC · {name} no worse"
     return above(more, less, margin=-CLOSE, title=title)
 
 
@@ -493,7 +479,13 @@ STAGES = (
         "rest",
         on=("SC",),
         models=Select((QUARTER, HALF, MOST, MLM, CLM)),
-        contrasts=(*map(_best_split, (2, 3, 4)), _no_worse(2, 3), _no_worse(3, 2)),
+        contrasts=(
+            _best_split(2, LAST_SPLIT),
+            _best_split(3, "MLM 40%"),
+            _best_split(4, "CLM"),
+            _no_worse(2, 3, LAST_SPLIT),
+            _no_worse(3, 2, "MLM 40%"),
+        ),
         figure="splits",
         paper="SC at 610m: 87.85, 87.57, 87.06 (25-75, 50-50, 75-25), 87.00 (MLM), 83.58 (CLM)",
         caveats=("As good as means: within 0.5 points, tested from both sides.",),
@@ -562,15 +554,12 @@ CONTINUED = (
                 lambda on, clm, mlm, clm_base, mlm_base: (
                     (1 - CLOSED) * on.gap(mlm_base, clm_base) - on.gap(mlm, clm)
                 ),
-                "what is left of the MLM base's lead on QA at {line}, {when}, is {points} points [less|more] "
-                "than a tenth of it",
                 "{line} · QA · {when}",
             ),
         ),
         premise=(
             Pattern(
                 lambda on, clm, mlm, clm_base, mlm_base: on.gap(mlm_base, clm_base),
-                "the MLM base scores {points} points [above|below] the CLM base on QA at {line} before",
                 "{line} · QA · before",
             ),
         ),
@@ -604,22 +593,16 @@ CONTINUED = (
         contrasts=(
             Pattern(
                 lambda on, clm, mlm, clm_before, mlm_before: on.gap(clm, clm_before),
-                "the CLM base [rises|falls] by {points} points on SC at {line} from {steps[1]:,} to "
-                "{steps[0]:,} steps on",
                 "{line} · SC · the CLM base's rise",
             ),
             Pattern(
                 lambda on, clm, mlm, clm_before, mlm_before: (
                     on.gap(clm, clm_before) - on.gap(mlm, mlm_before)
                 ),
-                "the CLM base gains {points} points [more|less] than the MLM base on SC at {line} from "
-                "{steps[1]:,} to {steps[0]:,} steps on",
                 "{line} · SC · beyond the MLM base's rise",
             ),
             Pattern(
                 lambda on, clm, mlm, clm_before, mlm_before: on.gap(mlm_before, mlm),
-                "the MLM base [falls|rises] by {points} points on SC at {line} from {steps[1]:,} to "
-                "{steps[0]:,} steps on",
                 "{line} · SC · the MLM base's fall",
                 margin=-CLOSE,
             ),
@@ -636,7 +619,7 @@ CONTINUED = (
 
 def pairs_against_single_texts(on: On, mlm: Model, clm: Model) -> Quantity | None:
     """The gap on tasks whose text has two columns or more, minus the gap on the others."""
-    one, several = on.study.by_texts
+    one, several = by_texts(on.study)
     return on.gap(mlm, clm, *several) - on.gap(mlm, clm, *one) if one and several else None
 
 
@@ -652,7 +635,6 @@ BEYOND = (
         contrasts=(
             Pattern(
                 lambda on, first, mlm, ratios: on.score(first) - on.best(ratios) if len(ratios) > 1 else None,
-                "{names[0]} scores {points} points [above|below] the best MLM ratio on {on} at {line}",
             ),
         ),
         figure="splits",
@@ -672,8 +654,6 @@ BEYOND = (
                 lambda on, mlm_before, clm_before, mlm, clm: (
                     on.gap(mlm, mlm_before) - on.gap(clm, clm_before)
                 ),
-                "MLM 40% gains {points} points [more|less] than CLM on {on} at {line} from the decay (step "
-                "{steps[0]:,} to {steps[1]:,})",
                 "{line} · {on} · gain of the decay",
                 remark=decay_begins_later,
             ),
@@ -695,8 +675,6 @@ BEYOND = (
         contrasts=(
             Pattern(
                 pairs_against_single_texts,
-                "MLM 40% leads CLM by {points} points [more|less] on {several_texts} than on {one_text} at "
-                "{line}",
                 "{line} · pairs against single texts",
                 on=None,
             ),

@@ -68,7 +68,7 @@ class Overtaking:
     def __call__(self, view: ScoreView, quantity: Quantity) -> str:
         measure = Measure(view.evidence)
         pairs = [models[:2] for models in self.case.curve]
-        leader, other = self.case.names[:2]
+        leader, other = "MLM 40%", "CLM"
         found = measure.means([model for pair in pairs for model in pair], self.on.score)
         if len(pairs) < 2 or any(model.name not in found for pair in pairs for model in pair):
             return ""

@@ -47,19 +47,17 @@ def _hybrid(recipe: Recipe, run: Pretrain) -> bool:
     return hybrid(recipe, 0, FEW) and falls(recipe)
 
 
-HYBRID = Which("the hybrid with a few causal rows", _hybrid, order=lambda recipe, run: recipe.causal_rows)
+HYBRID = Which(_hybrid, order=lambda recipe, run: recipe.causal_rows)
 CAUSAL_HYBRID = Which(
-    "the hybrid with a few masked rows",
     lambda recipe, run: hybrid(recipe, 1 - FEW, 1) and falls(recipe),
     order=lambda recipe, run: -recipe.causal_rows,
 )
 CONSTANT = Which(
-    "the hybrid with a constant masking ratio",
     lambda recipe, run: hybrid(recipe, 0, FEW) and constant(recipe),
     order=lambda recipe, run: recipe.causal_rows,
 )
-CAUSAL = Which("CLM", lambda recipe, run: recipe.base is None and recipe.objectives == ("clm",))
-MASKED = Which("masked rows alone", lambda recipe, run: recipe.objectives == ("mntp",) and falls(recipe))
+CAUSAL = Which(lambda recipe, run: recipe.base is None and recipe.objectives == ("clm",))
+MASKED = Which(lambda recipe, run: recipe.objectives == ("mntp",) and falls(recipe))
 NEEDS = "needs runs of equal steps on one corpus, MNTP with a falling masking ratio: "
 
 # In points, of MNLI alone, by claim and model.
@@ -80,8 +78,8 @@ PAPER = Paper(
             needs=NEEDS + "a mixture with at most 1/8 causal rows, masked rows alone, and CLM alone",
             models=Compare((HYBRID, MASKED, CAUSAL)),
             contrasts=(
-                above(0, 1, on=None, title="{line} · over {names[1]}"),
-                above(0, 2, on=None, title="{line} · over {names[2]}"),
+                above(0, 1, on=None, title="{line} · over masked rows alone"),
+                above(0, 2, on=None, title="{line} · over CLM"),
             ),
             paper="84.2 on MNLI with 1/16 causal rows, the best of nine shares (Section 4.2, Figure 2)",
             caveats=("On the paper's zero-shot tasks, too, the best models have few causal rows or none.",),

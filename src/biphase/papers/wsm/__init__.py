@@ -61,22 +61,19 @@ def _decayed(recipe: Recipe, run: Pretrain) -> bool:
 
 
 MEAN = Which(
-    "the mean of the last checkpoints",
     lambda recipe, run: _equal(run, MANY),
     order=lambda recipe, run: -window(run),
 )
-WEIGHTED = Which("their mean by falling weights", _falling, order=lambda recipe, run: -window(run))
+WEIGHTED = Which(_falling, order=lambda recipe, run: -window(run))
 SPARSE = Which(
-    "the mean of two or three of them",
     lambda recipe, run: _equal(run, 2, FEW),
     order=lambda recipe, run: -window(run),
 )
 LATE = Which(
-    "the mean of the last two or three",
     lambda recipe, run: _equal(run, 2, FEW),
     order=lambda recipe, run: window(run),
 )
-DECAYED = Which("the decayed run", _decayed)
+DECAYED = Which(_decayed)
 
 
 def if_windows(fit: Callable[[float], bool]) -> Pattern:

@@ -46,7 +46,7 @@ from biphase.report.figures.description import (
     style_of,
     thousands,
 )
-from biphase.report.pretraining import Epochs, cost
+from biphase.report.pretraining import Epochs
 from biphase.report.recipes import Model, Published, Recipe, alike, named
 from biphase.report.statistics.intervals import Estimate, across, of_scores
 from biphase.specs.tasks import FAMILIES
@@ -641,7 +641,7 @@ def _one_epoch(evidence: Evidence, runs: list[list[Model]]) -> tuple[Vertical, .
 
 def _x(evidence: Evidence, model: Model) -> Numbers:
     """Tokens, FLOPs and seconds up to a model; seconds are the mean over its pretraining seeds. NaN: unknown."""
-    costs = [cost(evidence.plan, evidence.store, result) for result in model.results]
+    costs = [run for run in evidence.runs if run.name in model.results]
     took = [one.seconds for one in costs if one.seconds is not None]
     flops = costs[0].flops
     return (

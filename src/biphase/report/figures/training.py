@@ -1,4 +1,4 @@
-"""The figures of pretraining: losses and memorization.
+"""The figure of pretraining: losses.
 
 Held-out losses use the same rows and masks for all runs, so they are comparable; training losses are comparable only
 within one objective and ratio. A curve changes its style where the run changes its objective: each part has the style
@@ -7,6 +7,7 @@ of the recipe up to its end. Phases that several runs share are drawn once.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -16,7 +17,6 @@ from biphase.report.evidence import Evidence
 from biphase.report.figures.description import (
     NAMES,
     Axis,
-    Draws,
     Figure,
     Meaning,
     Panel,
@@ -32,7 +32,7 @@ from biphase.report.figures.description import (
     role_of,
     role_of_path,
 )
-from biphase.report.pretraining import LATELY, Curve, Epochs, LossGap, curve, gaps
+from biphase.report.pretraining import Curve, Epochs, curve
 from biphase.report.recipes import Recipe, named, recipe_at
 from biphase.specs import Contrastive
 from biphase.study.costs import REPEATED
@@ -44,6 +44,7 @@ ENTRIES = 10  # of the legend: with more, only objectives and sizes are distingu
 BEGINNING = 0.02  # share of the steps where losses are too steep to set the scale
 VERTICALS = 6  # vertical lines; more would hide the curves
 LABELS_APART = 0.05  # share of the steps: nearer labels would overlap
+EPOCH = "one epoch"
 UNSTYLED = Style("other")
 StepPoint = TypeVar("StepPoint", bound=tuple[Any, ...])  # a step first
 
@@ -71,7 +72,7 @@ def losses_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
     if not parts:
         return None
     last = max(part.curve.points[-1].step for part in parts)
-    verticals = _verticals(parts, last)
+    verticals = _verticals(parts, last, _one_epoch(evidence, parts, last))
     measured = _measured(parts)
     training = [series for part in parts for series in _training(part, legend=not measured)]
     panels = [_loss_panel("Training", "loss, nats per token", training, verticals, last)]
@@ -221,9 +222,23 @@ def _switches(parts: list[CurvePart]) -> dict[int, list[str]]:
     return changes
 
 
-def _verticals(parts: list[CurvePart], last: int) -> tuple[Vertical, ...]:
-    """The steps at which most runs switch or decay; labelled where there is room."""
+def _one_epoch(evidence: Evidence, parts: list[CurvePart], last: int) -> int | None:
+    """The step at which the runs that repeat their corpus have read it once; None if there is no such step."""
+    epochs = Epochs(evidence.plan, evidence.store)
+    results = [known.result for known in _curves(parts)]
+    repeated = [result for result in results if (epochs.at(result) or 0.0) > REPEATED]
+    steps = {
+        bisect_left(range(last + 1), 1.0, key=lambda step, result=result: epochs.at(result, step) or 0.0)
+        for result in repeated
+    }
+    return min(steps) if len(steps) == 1 and min(steps) <= last else None
+
+
+def _verticals(parts: list[CurvePart], last: int, one_epoch: int | None) -> tuple[Vertical, ...]:
+    """The steps at which most runs switch or decay, and where the corpus was read once; labelled where there is room."""
     changes = _switches(parts)
+    if one_epoch is not None:
+        changes.setdefault(one_epoch, []).append(EPOCH)
     commonest = sorted(changes, key=lambda step: (-len(changes[step]), step))[:VERTICALS]
     verticals: list[Vertical] = []
     labelled = -last
@@ -236,11 +251,12 @@ def _verticals(parts: list[CurvePart], last: int) -> tuple[Vertical, ...]:
 
 def _switch_label(changes: list[str]) -> str:
     """A label such as "→ MLM 40%, decay"; without ratios if there are several objectives."""
-    objectives = sorted({change for change in changes if change != "decay"})
+    objectives = sorted({*changes} - {"decay", EPOCH})
     names = [named(objective) for objective in objectives]
     if len(names) > 1:
         names = sorted({name.split()[0] for name in names})
-    return ", ".join([*(f"→ {name}" for name in names), *["decay"] * ("decay" in changes)])
+    others = [change for change in ("decay", EPOCH) if change in changes]
+    return ", ".join([*(f"→ {name}" for name in names), *others])
 
 
 def _style_notes(parts: list[CurvePart]) -> list[str]:
@@ -254,7 +270,7 @@ def _losses_caption(parts: list[CurvePart]) -> str:
     sentences = [
         "Training losses are means of neighbouring steps; each objective has its own scale of loss.",
         "Held-out losses are of the same text and masks for all runs.",
-        "Dotted vertical lines: the objective changes, or the decay begins. Shared training is drawn once; colours show the sequence of objectives.",
+        "Dotted vertical lines: the objective changes, the decay begins, or the corpus was read once. Shared training is drawn once; colours show the sequence of objectives.",
     ]
     switches = len(_switches(parts))
     if switches > VERTICALS:
@@ -266,86 +282,3 @@ def _losses_caption(parts: list[CurvePart]) -> str:
     elif incomplete:
         sentences.append(f"Not complete: {listed(incomplete)}.")
     return " ".join(sentences)
-
-
-# ---------------------------------------------------------------- repetition
-# Training loss minus held-out loss over epochs of the corpus, a panel for each kind of objective. Both losses are of
-# the objective in training at that step, so the gaps of two objectives are comparable although their losses are not.
-
-
-SETTLED = 0.1  # epochs before which losses fall too fast to set the scale
-CAPTION = (
-    "Training loss minus held-out loss of the objective that a run trains, over epochs. "
-    "Below 0, the training text is easier for the model than unseen text; a line that falls with every epoch shows "
-    "memorization. The starting value depends on how hard the two texts are. Masks are new in each epoch while causal "
-    "targets are the same, so repetition favours MLM. The training loss is the mean over the last "
-    f"{LATELY} steps before a held-out measurement, or over a tenth of the steps since a stage or a decay began if "
-    "these are fewer. Dotted vertical line: one epoch. Shared training is drawn once."
-)
-
-GapPoint = tuple[int, float, LossGap]  # a step, the epochs up to it, and the gap there
-
-
-def repetition_figure(evidence: Evidence, *, live: bool = False) -> Figure | None:
-    """The figure of memorization; None unless some run has read its corpus more than once."""
-    plan, epochs = evidence.plan, Epochs(evidence.plan, evidence.store)
-    if not any((epochs.at(run.name) or 0.0) > REPEATED for run in plan.study.runs if run.stages):
-        return None
-    lines: dict[str, list[Series]] = {}
-    objectives: dict[str, set[str]] = {}
-    parts = curve_parts(evidence, live=live)
-    for part in parts:
-        for line in _gap_lines(evidence, epochs, part, live=live):
-            objective = line[0][2].objective
-            kind = objective.split()[0]
-            lines.setdefault(kind, []).append(_gap_series(part, line))
-            objectives.setdefault(kind, set()).add(objective)
-    every = [series for of_kind in lines.values() for series in of_kind]
-    last = max((x for series in every for x in series.x), default=0.0)
-    if last <= REPEATED:
-        return None  # planned, but not reached yet
-    ticks = from_zero(last)
-    labels = tuple(f"{tick:g}" for tick in ticks)
-    scale = _settled_range(every, SETTLED, 0.0)  # the same in all panels
-    panels = []
-    for kind, series in lines.items():
-        title = named(min(objectives[kind])) if len(objectives[kind]) == 1 else kind.upper()
-        x = Axis("epochs", ticks=ticks, labels=labels, range=(0, 1.02 * last))
-        y = Axis("" if panels else "training − held out, nats", range=scale)
-        panels.append(Panel(title, x, y, tuple(series), (Vertical(1.0),)))
-    notes = ["z_loss is in the training loss and not in the held-out loss."]
-    notes = notes if any(run.z_loss for run in plan.study.runs) else []
-    caption = " ".join([CAPTION, *notes, *_style_notes(parts)])
-    return Figure("repetition", "What is learnt by heart", caption, tuple(panels))
-
-
-def _gap_lines(evidence: Evidence, epochs: Epochs, part: CurvePart, *, live: bool) -> list[list[GapPoint]]:
-    """The gaps of a part, with the last one before it; split where the objective or corpus changes."""
-    every = [
-        (gap.step, at, gap)
-        for gap in gaps(evidence.plan, evidence.store, part.curve.result, live=live)
-        if (at := epochs.at(part.curve.result, gap.step)) is not None
-    ]
-    lines: list[list[GapPoint]] = []
-    for point in part.line(every):
-        _, at, gap = point
-        if lines and lines[-1][-1][2].begins == gap.begins and lines[-1][-1][1] < at:
-            lines[-1].append(point)
-        else:
-            lines.append([point])
-    return [line for line in lines if line[-1][0] > part.begins]
-
-
-def _gap_series(part: CurvePart, line: list[GapPoint]) -> Series:
-    rows = [
-        (
-            at,
-            gap.nats,
-            f"{part.curve.result}\nepoch {at:.2f}, step {step:,}\n"
-            f"training {gap.training:.4f} − held out {gap.heldout:.4f} = {gap.nats:+.4f}",
-        )
-        for step, at, gap in line
-    ]
-    draws: Draws = "both" if len(line) == 1 else "line"
-    x, y, hover = zip(*rows, strict=True)
-    return Series(part.name, replace(part.look, size=0.6), x, y, draws=draws, hover=hover)

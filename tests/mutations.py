@@ -523,8 +523,8 @@ MUTATIONS = [
     Mutation(
         "lease of another machine counts as dead",
         "leases.py",
-        "if raw == FOREIGN or (holder and holder.alive is False):",
-        "if raw == FOREIGN or (holder and holder.alive is not True):",
+        "if holder and holder.alive is False:",
+        "if holder and holder.alive is not True:",
         "test_leases.py::test_a_truncated_or_foreign_lease_is_respected_until_it_is_stale",
         "a lease is taken over while its holder is alive",
         subtle=True,

@@ -111,6 +111,19 @@ def test_a_killed_process_is_named_and_the_next_start_resumes(corpus, store, tmp
     resumes(tmp_path / "study.py", store, "--shard", shard)
 
 
+def test_a_process_that_dies_during_a_stop_is_reported(corpus, store, tmp_path):
+    child, ranks = begun(corpus, store, tmp_path)
+    victim = ranks[1]
+    os.kill(victim, signal.SIGSTOP)  # it cannot stop before it is killed
+    child.terminate()
+    time.sleep(2)
+    os.kill(victim, signal.SIGKILL)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "processes died" in err.splitlines()[-1]
+    assert "Traceback" not in err, err
+
+
 def gone(pids, seconds):
     until = time.monotonic() + seconds
     while any(process_start(pid) for pid in pids) and time.monotonic() < until:
@@ -211,3 +224,15 @@ def test_random_kills_of_processes_do_not_change_the_result(corpus, store, other
     calm = end(other, study, shard)
     assert kill_at_random(study, store, shard, random.Random(f"kills {shard}")) >= 3
     assert apart(calm, end(store, study, shard)) == 0
+
+
+def test_a_killed_launcher_ends_all_with_exit_code_1(corpus, store, tmp_path):
+    child, ranks = begun(corpus, store, tmp_path)
+    (launcher,) = children(child.pid)
+    os.kill(launcher, signal.SIGKILL)
+    _, err = child.communicate(timeout=60)
+    assert child.returncode == 1
+    assert "Traceback" not in err, err
+    assert "SIGKILL" in next(line for line in err.splitlines() if line.startswith("error: "))
+    assert gone(ranks.values(), 60)
+    resumes(tmp_path / "study.py", store)

@@ -211,7 +211,7 @@ def typed(verb, small, study_file, store, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("profile", "more", "fact"),
     [
-        ("partitoin = 'gpu'", (), "'partition'"),
+        ("proceses = 2", (), "'processes'"),
         ("processes = 9", (), "processes = 8"),
         ("jobs = 2", ("--processes", "2"), "processes = 2 in slurm.toml"),
         ("jobs = 2", ("--nodes", "3", "--head", "n1:29400"), "nodes = 3 in slurm.toml"),

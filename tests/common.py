@@ -10,13 +10,13 @@ import subprocess
 import sysconfig
 import uuid
 import venv
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from biphase.store import Store
+from biphase.store import MANIFEST, Store, publish
 
 SUBJECTS = ("the cat", "a dog", "our teacher", "the river", "every student", "the old house")
 VERBS = ("sees", "likes", "crosses", "remembers", "paints")
@@ -104,3 +104,16 @@ class Terminal(io.StringIO):
 
     def isatty(self) -> bool:
         return True
+
+
+def republish(
+    place: Path, name: str, change: Callable[[dict[str, Any]], object], to: Path | None = None
+) -> None:
+    """Publish a result again after a change of one of its JSON files, where it was or in another place."""
+    about = json.loads((place / name).read_text())
+    change(about)
+    (place / name).write_text(json.dumps(about))
+    (place / MANIFEST).unlink()
+    built = place.with_name("built")
+    place.rename(built)
+    assert publish(built, to or place)

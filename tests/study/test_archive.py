@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow
 import pytest
 import torch
-from common import store_with
+from common import republish, store_with
 from safetensors.numpy import save
 from safetensors.torch import save as save_tensors
 
@@ -387,17 +387,6 @@ def computed(worker):
     return work
 
 
-def rewritten(place: Path, name: str, change) -> None:
-    """A result published anew with one JSON file changed."""
-    about = json.loads((place / name).read_text())
-    change(about)
-    (place / name).write_text(json.dumps(about))
-    (place / MANIFEST).unlink()
-    built = place.with_name("built")
-    place.rename(built)
-    assert publish(built, place)
-
-
 # ---------------------------------------------------------------- there and back
 
 
@@ -652,7 +641,7 @@ def test_what_is_here_with_other_content_is_said_and_kept(plan, finished, file):
         (finished.trials / better, "trial.json", lambda about: about["scores"]["test"].update(accuracy=0.123)),
         (finished.checkpoints / job, "checkpoint.json", lambda about: about["progress"].update(seconds=99.0)),
     ):  # fmt: skip
-        rewritten(place, name, change)
+        republish(place, name, change)
     path = finished.studies / "tuned" / PLAN
     said = read_checked(path)
     said["study"]["runs"].pop()

@@ -7,16 +7,15 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
-from common import store_with
+from common import republish, store_with
 
 from biphase import Discard, Fewer, Stage, Study
 from biphase.errors import SpecError
 from biphase.keys import finetuning_key
-from biphase.metadata import TRIAL, VALUES
+from biphase.metadata import TRIAL
 from biphase.report.content import collect
 from biphase.report.evidence import gather
 from biphase.specs import CLM, MLM
-from biphase.store import publish
 from biphase.study import ledger
 from biphase.study.describe import status_json
 from biphase.study.ledger import best_rates, count, extension, screened_in, tuning_grids
@@ -130,14 +129,7 @@ def trials(store):
 
 def rewrite(store, key, change):
     """Publish a trial again after `change` of its metadata."""
-    place = store.trials / key
-    about, values = json.loads((place / TRIAL).read_text()), (place / VALUES).read_bytes()
-    change(about)
-    shutil.rmtree(place)
-    with store.attempt("again") as folder:
-        (folder / TRIAL).write_text(json.dumps(about))
-        (folder / VALUES).write_bytes(values)
-        publish(folder, place)
+    republish(store.trials / key, TRIAL, change)
 
 
 def prefer(store, plan, rate):
@@ -235,17 +227,9 @@ def test_a_missing_screening_trial_is_computed_again_and_nothing_is_chosen_befor
     assert grids(plan, finished) == [first, *others]
 
 
-def republish(store, trial, folder, **seconds):
+def timed(store, trial, folder, **seconds):
     """Publish a trial again with other seconds, in `folder` instead of where it was."""
-    published = store.trials / trial.key
-    with store.attempt(trial.key) as built:
-        shutil.copytree(published, built, dirs_exist_ok=True)
-        (built / "manifest.json").unlink()
-        about = json.loads((built / TRIAL).read_text()) | {"seconds": seconds}
-        (built / TRIAL).write_text(json.dumps(about))
-        shutil.rmtree(published)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        publish(built, folder)
+    republish(store.trials / trial.key, TRIAL, lambda about: about.update(seconds=seconds), folder)
 
 
 def test_the_time_left_counts_scoring_whole_and_the_speed_of_other_machines_last(plan, finished):
@@ -255,7 +239,7 @@ def test_the_time_left_counts_scoring_whole_and_the_speed_of_other_machines_last
         for trial in tuning.trials:
             elsewhere = tuning is every[0]
             folder = finished.trials / trial.key
-            republish(
+            timed(
                 finished,
                 trial,
                 finished.metadata_of(folder) if elsewhere else folder,
@@ -271,7 +255,7 @@ def test_the_time_left_counts_scoring_whole_and_the_speed_of_other_machines_last
             seconds + 13.0 * len(SEEDS) * DISCARD.keep * (tuning is screening)
         )
         assert left.complete
-    republish(finished, every[2].trials[0], finished.trials / every[2].trials[0].key, other=1.0)
+    timed(finished, every[2].trials[0], finished.trials / every[2].trials[0].key, other=1.0)
     assert TimeLeft(plan, finished).estimate().seconds > 0, "other machines may have timed other parts"
 
 

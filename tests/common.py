@@ -69,15 +69,24 @@ def store_with(shards: Path, folder: Path) -> Store:
     return store
 
 
-def republish(folder: Path, files: dict[str, bytes]) -> None:
-    """Publish a result again with other content of some files, as if biphase had written it so."""
+def republish(folder: Path, files: dict[str, bytes], to: Path | None = None) -> None:
+    """Publish a result again with other content of some files, where it was or in another place."""
     built = folder.with_name(f"{folder.name}-again")
     folder.rename(built)
     (built / MANIFEST).unlink()
     for name, content in files.items():
         (built / name).unlink(missing_ok=True)
         (built / name).write_bytes(content)
-    publish(built, folder)
+    assert publish(built, to or folder)
+
+
+def republish_json(
+    folder: Path, name: str, change: Callable[[dict[str, Any]], object], to: Path | None = None
+) -> None:
+    """Publish a result again after a change of one of its JSON files."""
+    about = json.loads((folder / name).read_text())
+    change(about)
+    republish(folder, {name: json.dumps(about).encode()}, to)
 
 
 def wait_until(claim: Callable[[], object], seconds: float = 4.0, what: str = "it is so") -> object:

@@ -213,44 +213,30 @@ def test_a_repository_without_a_tokenizer_is_refused(hub, client, tmp_path):
     assert all(fact in line for fact in (source, "no tokenizer.json", "./folder"))
 
 
-# ---------------------------------------------------------------- every fault at every place
-
-
-FAULTS = {
-    "busy for a moment": ({"status": 503, "times": 2}, 0),
-    "asked to wait": ({"status": 429, "headers": {"Retry-After": "1"}, "times": 1}, 0),
-    "dropped twice": ({"after": 5, "times": 2}, 0),
-    "slow": ({"seconds": 2, "times": 3}, 0),
-    "silent for longer than anybody waits": ({"status": 504, "seconds": 5}, 2),
-    "failing": ({"status": 500}, 2),
-    "always dropped": ({"after": 0}, 2),
-}
+# ---------------------------------------------------------------- faults at every kind of place
 
 
 @pytest.mark.campaign
 @pytest.mark.parametrize(
-    "place", ["/api/(models|datasets)/[^?]*/tree", "GET .*resolve.*(json|zst)", "GET /lfs"]
+    ("what", "place", "fault", "expected"),
+    [
+        ("corpus", "/api/(models|datasets)/[^?]*/tree", {"status": 503, "times": 2}, 0),
+        ("model", "GET .*resolve.*(json|zst)", {"status": 504, "seconds": 5}, 2),
+        ("corpus", "GET /lfs", {"after": 0}, 2),
+        ("model", "GET /lfs", {"after": 5, "times": 2}, 0),
+    ],
 )
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("what", ["corpus", "model"])
-def test_each_fault_is_overcome_or_refused_and_the_same_command_goes_on(what, fault, place, hub, client, corpus_files, model, tmp_path):  # fmt: skip
+def test_each_fault_is_overcome_or_refused_and_the_same_command_goes_on(what, place, fault, expected, hub, client, corpus_files, model, tmp_path):  # fmt: skip
     name = next(names)
-    more, expected = FAULTS[fault]
     if what == "corpus":
         oid = hub.add(name, corpus_files, "dataset").branches["main"]
-        words = (
-            "tokenize",
-            f"hf://{name}@{oid}/data/*",
-            "--tokenizer",
-            "bpe:320",
-            "--store",
-            tmp_path / "store",
-        )
+        source = f"hf://{name}@{oid}/data/*"
+        words = "tokenize", source, "--tokenizer", "bpe:320", "--store", tmp_path / "store"
     else:
         hub.add(name, model)
         grid = ("--lrs", "1e-3", "--seeds", "0", "--steps", "2", "--quiet", "--store", tmp_path / "store")
         words = "evaluate", name, "--tasks", write_task(tmp_path / "task"), *grid
-    with hub.failing(Fault(place, **more)) as asked:
+    with hub.failing(Fault(place, **fault)) as asked:
         answer = client(*words)
     assert len(asked) < 200
     if expected:

@@ -35,7 +35,6 @@ import fcntl
 import json
 import os
 import re
-import shutil
 import signal
 import socket
 import sys
@@ -48,7 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from biphase.errors import StoreError
-from biphase.store import read_file, sweep
+from biphase.store import read_file
 
 
 @dataclass(frozen=True)
@@ -105,22 +104,6 @@ def process_lives(pid: int, started: str) -> bool:
     return process_start(pid) == started
 
 
-def has_open(pid: int, path: Path) -> bool | None:
-    """Return whether a process of this machine has this file open; None if we lack permission to look.
-
-    The holder of a lease keeps its file open, so this exposes a lease file that names an unrelated process.
-    """
-    try:
-        file, handles = path.stat(), list(Path(f"/proc/{pid}/fd").iterdir())
-    except OSError:
-        return None
-    for handle in handles:
-        with contextlib.suppress(OSError):  # closed in the meantime
-            if os.path.samestat(file, handle.stat()):
-                return True
-    return False
-
-
 def parse(raw: bytes | None) -> Holder | None:
     """Parse a lease file's bytes; None if the file is absent or not a valid lease."""
     try:
@@ -166,11 +149,7 @@ def end_with_parent() -> None:
 
 SUFFIX = ".lease"
 TAKEOVERS = "takeovers.jsonl"
-# Drafts and withdrawn leases exist for milliseconds; killed processes left older ones. A file server's clock may differ
-# from this machine's by hours.
-DEBRIS_SECONDS = 24 * 3600.0
 LOCK_SECONDS = 1.0
-FOREIGN = b"\0"  # read in place of anything that is not a regular file: a link, a pipe, a socket, a folder
 
 _BEAT_AT = len('{"beat": "')  # byte offset of the counter in the file
 _BEAT_DIGITS = 12
@@ -249,7 +228,6 @@ class Leases:
         self.folder = folder
         self.beat_seconds = beat_seconds
         self.stale_seconds = stale_seconds
-        self._swept = False
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -267,9 +245,6 @@ class Leases:
         if os.getpid() != self._pid:
             self._start_afresh()
         self.folder.mkdir(parents=True, exist_ok=True)
-        if not self._swept:  # once per process: files that killed processes left behind
-            self._swept = True
-            sweep(self.folder, f"*{SUFFIX}.*", DEBRIS_SECONDS)  # *.draft and *.withdrawn
         path = self.folder / f"{key}{SUFFIX}"
         raw = _read(path)
         if raw is not None:
@@ -306,7 +281,7 @@ class Leases:
     def _why_stale(self, key: str, raw: bytes) -> str:
         """Return "dead" or "silent", or "" if the lease does not count as stale (yet)."""
         holder = parse(raw)
-        if raw == FOREIGN or (holder and holder.alive is False):
+        if holder and holder.alive is False:
             return "dead"
         now = time.monotonic()
         with self._guard:
@@ -359,10 +334,8 @@ class Leases:
         if not ours:
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 _link(grave, path)
-        if grave.is_dir() and not grave.is_symlink():
-            shutil.rmtree(grave, ignore_errors=True)
-        else:
-            grave.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # a folder in the place of a lease stays, under this other name
+            grave.unlink()
         return ours
 
     def _create(self, path: Path, key: str) -> Lease | None:
@@ -384,7 +357,7 @@ class Leases:
         try:
             os.write(handle, (json.dumps(content) + "\n").encode())
             _flush(handle)
-            with contextlib.suppress(FileExistsError, FileNotFoundError):  # lease taken, or draft swept away
+            with contextlib.suppress(FileExistsError):  # the lease is taken
                 _link(draft, path)
             # Read the owner back: a network file system may report failure for a link that was created.
             ours = owner_of(_read(path)) == owner
@@ -413,10 +386,8 @@ class Leases:
         """
         try:
             handle = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
-        except OSError as error:
-            if error.errno not in (errno.EISDIR, errno.ELOOP, errno.ENXIO):
-                raise
-            yield  # .lock is a link, a socket or a folder: go on without a lock
+        except OSError:  # the folder was deleted, or something else is there
+            yield
             return
         try:
             give_up = time.monotonic() + LOCK_SECONDS
@@ -436,15 +407,15 @@ class Leases:
 def _read(path: Path) -> bytes | None:
     """Return a lease file's bytes, or None if there is none.
 
-    Anything but a regular file reads as FOREIGN, which counts as dead, so that it cannot block a job.
+    Anything but a regular file reads as empty: like a torn lease, it is respected until it is stale.
     """
     try:
         return read_file(path)
-    except FileNotFoundError:
-        return FOREIGN if path.is_symlink() else None
     except OSError as error:
-        if error.errno in (errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO):
-            return FOREIGN
+        if isinstance(error, FileNotFoundError) and not path.is_symlink():
+            return None
+        if error.errno in (errno.ENOENT, errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENXIO):
+            return b""
         raise
 
 

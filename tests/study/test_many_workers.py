@@ -11,7 +11,7 @@ import pytest
 
 from biphase import Discard
 from biphase.records import encode
-from biphase.study import ledger, time_left
+from biphase.study import ledger
 from biphase.study.plan import identities, make_plan, save_plan
 
 
@@ -66,27 +66,6 @@ def test_processes_do_not_wait_for_each_others_fine_tunings(study, finished):
     tasks = [ledger.read_trial(finished, folder.name)["task"]["name"] for folder in ends]
     assert tasks.count("long") == tasks.count("short") == 3
     assert tasks[:3].count("short") == 3, f"in rounds, a process would wait after each for the other: {tasks}"
-
-
-def test_a_worker_lists_no_folder_for_every_job(plan, finished, worker, monkeypatch):
-    """A study may have 20,000 trials, and as many leases as workers: a list of them for each job takes long."""
-    monkeypatch.setattr(
-        time_left, "PAUSE_SECONDS", 3600.0
-    )  # on a slow machine it would be estimated more often
-    shutil.rmtree(finished.trials)
-    made, listed, watching = worker(plan, finished), [], [True]
-
-    def note(event, arguments):
-        if watching and event in ("os.listdir", "os.scandir"):
-            listed.append(str(arguments[0]))
-
-    sys.addaudithook(note)  # it cannot be removed
-    assert made.work().computed == 24, "two rates, two seeds and two tasks for three models"
-    watching.clear()
-    assert str(finished.trials) not in listed
-    assert listed.count(str(finished.leases)) < 16, (
-        "once for each of six grids, and where the worker begins; there are 24 fine-tunings"
-    )
 
 
 def test_workers_share_the_files_of_a_large_collection_and_score_as_from_memory(

@@ -265,7 +265,7 @@ def compute(
     verb adds. `work`: further arguments of `run_plan`.
     """
     from biphase.study.describe import closing, status_json
-    from biphase.study.worker import run_plan
+    from biphase.study.run import run_plan
 
     def summarize(outcome: Outcome) -> None:
         text = closing(
@@ -286,7 +286,7 @@ def _submit(
 ) -> None:
     """Submit Slurm workers and print what was submitted; `work`: further arguments of `submit_workers`."""
     from biphase.errors import SpecError
-    from biphase.study.worker import submit_workers
+    from biphase.study.run import submit_workers
 
     for name, count in counts.items():
         if count > 1:
@@ -329,7 +329,6 @@ def stop(
     study_file: StudyFile,
     store_folder: StoreFolder = DEFAULT_STORE,
     wait: str = Option("5m", metavar="TIME", help="how long to wait for the workers to end"),
-    now: bool = Option(False, "--now", help="kill them: steps since the last checkpoint are lost"),
 ) -> None:
     """Stop all workers of a study, also in Slurm, after their current step and with a checkpoint."""
     from biphase.cluster.launch import seconds
@@ -338,7 +337,7 @@ def stop(
 
     limit = seconds(wait)
     name = load(study_file).study.name
-    ended = WorkerStopper(store_at(store_folder), name, now=now, say=tell).stop(limit)
+    ended = WorkerStopper(store_at(store_folder), name, say=tell).stop(limit)
     command_path = with_store(study_file, store_folder)
     if ended.problem:
         tell(f"  Slurm: {ended.problem}; running jobs will still see the request")
@@ -347,8 +346,9 @@ def stop(
     if ended.left:
         for worker in ended.left:
             show(f"still there: {worker}")
-        advice = "list them with: squeue --me" if now else f"to kill them: biphase stop {command_path} --now"
-        show(f"they were asked to stop and will; {advice}")
+        show(
+            "they were asked to stop and will; to kill them, type kill -9 PID on their machine, or scancel JOB"
+        )
         sys.exit(1)
     if ended.asked:
         show(f"stopped; results and checkpoints are kept. To resume: biphase run {command_path}")

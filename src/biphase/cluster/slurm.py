@@ -4,15 +4,18 @@
 writes the script of an array of workers, `submit` hands it to Slurm, `queue_of` returns the jobs of a study. A
 profile:
 
-    partition = "gpu"
-    time = "8h"
-    gpus = 1
-    cpus = 8
-    memory = "64G"
     jobs = 4
+    processes = 1
     setup = ["module load cuda"]
 
-Every field has a default; an unknown field is refused with the nearest name.
+    [sbatch]
+    partition = "gpu"
+    time = "8:00:00"
+    gres = "gpu:1"
+    cpus-per-task = 8
+
+Every field has a default; an unknown field is refused with the nearest name. The table [sbatch] has sbatch's own option
+names. They are written before the options that biphase sets, and of two equal options the last takes effect.
 
 With `nodes` = 4 a job has four machines: `srun` starts one launcher on each, and they train together.
 
@@ -36,7 +39,7 @@ import time
 import tomllib
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +47,14 @@ from biphase.cluster.launch import WORK_LEFT, seconds
 from biphase.errors import ClusterError, SpecError, one_line
 from biphase.records import record
 from biphase.store import Store
-from biphase.text import counted
 
-# sbatch options that the script sets itself → the field of the profile to use instead.
+# Options of sbatch that the profile says in a field of its own.
 OWN_OPTIONS = {
-    "--array": "jobs", "-a": "jobs", "--time": "time", "-t": "time", "--signal": "warning", "--job-name": "", "-J": "",
-    "--output": "", "-o": "", "--error": "", "-e": "", "--open-mode": "", "--requeue": "", "--no-requeue": "",
-    "--chdir": "", "-D": "", "--wrap": "", "--parsable": "", "--wait": "", "-W": "", "--ntasks": "processes",
-    "-n": "processes", "--nodes": "nodes", "-N": "nodes", "--ntasks-per-node": "processes",
+    "array": "jobs", "signal": "warning", "nodes": "nodes", "ntasks": "processes", "ntasks-per-node": "processes",
 }  # fmt: skip
+# Fields of profiles before there was the table [sbatch].
+FORMER_FIELDS = ("partition", "account", "qos", "constraint", "time", "gpus", "gpu_type", "cpus", "memory")
+EXAMPLE = 'partition = "gpu", time = "8:00:00", gres = "gpu:1", cpus-per-task = 8, mem = "64G"'
 
 
 @record
@@ -60,112 +62,57 @@ class Profile:
     """The resources that each job of an array requests, and what it runs before the worker."""
 
     jobs: int = 1  # size of the array: number of workers
-    partition: str = ""
-    account: str = ""
-    qos: str = ""
-    constraint: str = ""
-    time: str = ""  # 8h, or Slurm's own 1-12:00:00; empty: the partition's default
-    warning: str = "5m"  # time before the end at which the job is warned: enough for a step and a checkpoint
-    gpus: int = 0
-    gpu_type: str = ""
-    cpus: int = 0  # 0: the partition's default
-    memory: str = ""
     nodes: int = 1  # machines of each job, which train together
-    processes: int = 0  # processes on each machine that train together; 0: one per GPU
-    sbatch: tuple[str, ...] = ()  # further options, as written after #SBATCH
+    processes: int = 0  # processes on each machine that train together; 0: one per GPU of `gres`
+    warning: str = "5m"  # time before the end at which the job is warned: enough for a step and a checkpoint
     setup: tuple[str, ...] = ()  # shell lines before the worker starts
     command: str = ""  # the `biphase` command in the job; empty: that of this Python
+    sbatch: tuple[tuple[str, bool | int | str], ...] = ()  # further options by sbatch's names
 
     @property
     def together(self) -> int:
         """Number of processes of one worker on each of its machines."""
-        return self.processes or max(1, self.gpus)
-
-    @property
-    def time_seconds(self) -> float:
-        return _time(self.time) if self.time else 0.0
+        gpus = re.fullmatch(r"gpu:(?:.+:)?(\d+)", str(dict(self.sbatch).get("gres", "")))
+        return self.processes or max(1, int(gpus[1]) if gpus else 1)
 
     @property
     def warning_seconds(self) -> int:
         return round(seconds(self.warning))
 
     def check(self) -> None:
-        for field in fields(self):  # values that would break the lines of the script
-            value = getattr(self, field.name)
-            if isinstance(value, int) and value < (field.name in ("jobs", "nodes")):
-                raise SpecError(f"{field.name} = {value} is too small; type for example {field.name} = 1")
-            if isinstance(value, str) and re.search(r'["\x00-\x1f\x7f]', value):
-                raise SpecError(f"{field.name} must be one line without quotation marks, not {value!r}")
-            if field.name in ("memory", "gpu_type") and re.search(r"\s", value):
-                raise SpecError(f"{field.name} must be one word, not {value!r}")
-        if self.gpus and self.processes and self.processes != self.gpus:
-            raise SpecError(
-                f"processes = {self.processes} does not fit gpus = {self.gpus}: a worker uses one GPU in each process; "
-                "leave processes out"
-            )
-        if self.gpu_type and not self.gpus:
-            raise SpecError("gpu_type is set, but gpus is not; type gpus = 1")
+        for name, least in (("jobs", 1), ("nodes", 1), ("processes", 0)):
+            if getattr(self, name) < least:
+                raise SpecError(f"{name} = {getattr(self, name)} is too small; type for example {name} = 1")
         if not 1 <= self.warning_seconds <= 65_535:
             raise SpecError(f"warning = {self.warning!r} must lie between 1s and 18h")
-        if self.time and 2 * self.warning_seconds > self.time_seconds:
-            raise SpecError(
-                f"warning = {self.warning!r} leaves less than half of time = {self.time!r} to work in; shorten it"
-            )
-        for line in self.sbatch:
-            _check_options(line)
+        for name, value in self.sbatch:
+            if name in OWN_OPTIONS:
+                raise SpecError(f"sbatch: {name} is set by biphase; use the field {OWN_OPTIONS[name]!r}")
+            if not re.fullmatch(r"[a-z][a-z0-9-]+", name):
+                raise SpecError(f"sbatch: {name!r} is no option's long name; write for example {EXAMPLE}")
+            if re.search(r'["\\\x00-\x1f\x7f]', str(value)):  # would break the lines of the script
+                raise SpecError(f"sbatch: {name} must be one line without quotation marks, not {value!r}")
 
 
 def read_profile(path: Path) -> Profile:
     """Read and check the profile at `path`; any error becomes one line."""
     try:
         data = tomllib.loads(path.read_text(encoding="utf-8"))
-        return Profile(
-            **{name: value.strip() if isinstance(value, str) else value for name, value in data.items()}
-        )
+        former = [name for name in FORMER_FIELDS if name in data]
+        former += [] if isinstance(data.get("sbatch", {}), dict) else ["sbatch"]
+        if former:
+            raise SpecError(
+                f"{', '.join(former)}: options of sbatch are in the table [sbatch] by their own names now, one a line; "
+                f"write [sbatch] at the end of the file, and below it for example {EXAMPLE}"
+            )
+        return Profile(**data)
     except FileNotFoundError:
-        raise SpecError(
-            f'no profile {path}; write one, e.g.: printf \'partition = "gpu"\\ntime = "8h"\\ngpus = 1\\njobs = 4\\n\' > {path}'
-        ) from None
+        example = 'jobs = 4\\n[sbatch]\\ntime = "8:00:00"\\ngres = "gpu:1"\\n'
+        raise SpecError(f"no profile {path}; write one, e.g.: printf '{example}' > {path}") from None
     except SpecError as error:
         raise SpecError(f"profile {path}: {error}") from None
     except (OSError, ValueError) as error:  # tomllib's errors and undecodable text are ValueErrors
         raise SpecError(f"profile {path} cannot be read: {one_line(error)}; correct it") from None
-
-
-def _check_options(line: str) -> None:
-    """Refuse a line after #SBATCH, of one option or several, if the script sets one of them itself."""
-    if re.search(r"[\x00-\x1f\x7f]", line):
-        raise SpecError(f"sbatch: {line!r} must be one line without tabs and control characters")
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise SpecError(f"sbatch: {line!r} cannot be read: {one_line(error)}; correct it") from None
-    if not words or not re.match(r"--?\w", words[0]):
-        raise SpecError(f'sbatch: {line!r} is no option; type for example sbatch = ["--exclude=node7"]')
-    for word in words:
-        # As getopt parses it: a value may follow a short option directly, and a long option may be abbreviated.
-        option = word.split("=")[0] if word.startswith("--") else word[:2]
-        if not re.match(r"--?\w", option):
-            continue
-        own = next((name for name in OWN_OPTIONS if name.startswith(option)), "")
-        if own:
-            instead = OWN_OPTIONS[own]
-            hint = f"use the field {instead!r}" if instead else "biphase needs it as it is; leave it out"
-            raise SpecError(f"sbatch: {option} is set by biphase; {hint}")
-
-
-def _time(text: str) -> float:
-    """Parse 8h, or Slurm's own [days-]hours:minutes:seconds, to seconds."""
-    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)", text)
-    if match:
-        days, hours, minutes, rest = (int(part or 0) for part in match.groups())
-        return ((days * 24 + hours) * 60 + minutes) * 60 + rest
-    try:
-        return seconds(text)
-    except SpecError:
-        raise SpecError(
-            f"time = {text!r} is not a length of time; type for example 90m, 8h or 1-12:00:00"
-        ) from None
 
 
 # ---------------------------------------------------------------- script
@@ -224,7 +171,7 @@ def job_name(study: str, submission: str) -> str:
 def job_script(profile: Profile, *, study: str, submission: str, jobs: int, arguments: list[str]) -> str:
     """Return the text of a script for an array of `jobs` workers that run `biphase ARGUMENTS`."""
     options = [
-        *profile.sbatch,  # first, since the last of two equal options takes effect
+        *(f"--{name}" if value is True else f'--{name}="{value}"' for name, value in profile.sbatch),
         f'--job-name="{job_name(study, submission)}"',
         f"--array=0-{jobs - 1}",
         f"--signal=B:USR1@{profile.warning_seconds}",
@@ -232,11 +179,11 @@ def job_script(profile: Profile, *, study: str, submission: str, jobs: int, argu
         "--open-mode=append",
         f"--nodes={profile.nodes}",
         *(["--ntasks-per-node=1"] if profile.nodes > 1 else ["--ntasks=1"]),
-        *_resources(profile),
     ]
     biphase = profile.command or shlex.join([sys.executable, "-m", "biphase"])
     processes = ["--processes", str(profile.together)] if profile.together > 1 else []
-    threads = max(1, profile.cpus // profile.together) if profile.cpus else 0
+    cpus = dict(profile.sbatch).get("cpus-per-task", 0)
+    threads = max(1, int(cpus) // profile.together) if str(cpus).isdigit() and cpus else 0
     line, several = f"{biphase} {shlex.join([*arguments, *processes])}", profile.nodes > 1
     if several:
         line += f' --nodes {profile.nodes} --node "$SLURM_NODEID" --head "$BIPHASE_HEAD"'
@@ -254,28 +201,11 @@ def job_script(profile: Profile, *, study: str, submission: str, jobs: int, argu
     return "\n".join(["#!/bin/bash", *(f"#SBATCH {option}" for option in options), body])
 
 
-def _resources(profile: Profile) -> list[str]:
-    names = ("partition", "account", "qos", "constraint")
-    options = [f'--{name}="{getattr(profile, name)}"' for name in names if getattr(profile, name)]
-    if profile.time:
-        minutes, rest = divmod(round(profile.time_seconds), 60)
-        options.append(f"--time={minutes}:{rest:02d}")
-    if profile.gpus:
-        kind = f"{profile.gpu_type}:" if profile.gpu_type else ""
-        options.append(f"--gres=gpu:{kind}{profile.gpus}")
-    if profile.cpus:
-        options.append(f"--cpus-per-task={profile.cpus}")
-    if profile.memory:
-        options.append(f"--mem={profile.memory}")
-    return options
-
-
 # ---------------------------------------------------------------- queue
 
 
 TIMEOUT = 30  # timeout in seconds for one Slurm command
-SHOWN = 12  # jobs that `status` lists individually
-COLUMNS = ("JobArrayID", "State", "Reason", "NodeList", "RestartCnt", "TimeUsed", "TimeLeft")
+COLUMNS = ("JobArrayID", "State", "Reason", "RestartCnt")
 
 
 class Unanswered(ClusterError):
@@ -289,15 +219,7 @@ class Job:
     id: str  # 12_3: task 3 of array 12
     state: str  # pending, running, completing, …
     reason: str  # why it is pending
-    nodes: str
     restarts: int
-    used: str
-    left: str
-
-    @property
-    def active(self) -> bool:
-        """Whether the job runs or will run."""
-        return self.state not in ("completing", "cancelled", "completed", "failed", "timeout")
 
 
 @dataclass(frozen=True)
@@ -307,10 +229,6 @@ class Queue:
     jobs: tuple[Job, ...] = ()
     problem: str = ""
     submitted: bool = False  # whether the study has any submissions
-
-    @property
-    def active(self) -> tuple[Job, ...]:
-        return tuple(job for job in self.jobs if job.active)
 
 
 def folder(store: Store, study: str) -> Path:
@@ -336,10 +254,9 @@ def queue_of(store: Store, study: str, only: Collection[str] | None = None) -> Q
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split("|")]
         if len(cells) > len(COLUMNS):
-            id, state, reason, nodes, restarts, used, left = cells[: len(COLUMNS)]
-            reason = "" if reason == "None" else reason
+            id, state, reason, restarts = cells[: len(COLUMNS)]
             restarted = int(restarts) if restarts.isdigit() else 0
-            jobs.append(Job(id, state.lower(), reason, nodes, restarted, used, left))
+            jobs.append(Job(id, state.lower(), "" if reason == "None" else reason, restarted))
     return Queue(tuple(jobs), submitted=True)
 
 
@@ -364,21 +281,10 @@ def submit(
     return text.strip().splitlines()[-1].split(";")[0], script
 
 
-def cancel(jobs: tuple[Job, ...]) -> None:
-    """Remove jobs from the queue; running ones are killed."""
-    if jobs:
-        _run("scancel", "--quiet", *(job.id for job in jobs))
-
-
-def ask_to_end(jobs: tuple[Job, ...]) -> None:
-    """Remove pending jobs from the queue, and signal running ones to stop after their step."""
-    waiting = [job.id for job in jobs if job.state != "running"]
-    running = [job.id for job in jobs if job.state == "running"]
-    if waiting:
-        # A job that starts just now is not killed: it will read the stop request.
+def cancel_pending(jobs: tuple[Job, ...]) -> None:
+    """Remove jobs from the queue that have not started; one that starts just now will read the stop request."""
+    if waiting := [job.id for job in jobs if job.state == "pending"]:
         _run("scancel", "--quiet", "--state=PENDING", *waiting)
-    if running:
-        _run("scancel", "--quiet", "--batch", "--signal=TERM", "--state=RUNNING", *running)
 
 
 def lines(queue: Queue, logs: Path) -> list[str]:
@@ -389,23 +295,9 @@ def lines(queue: Queue, logs: Path) -> list[str]:
         return [f"  Slurm: {queue.problem}"]
     if not queue.jobs:
         return [f"  Slurm: no job of this study is queued or runs; logs in {logs}"]
-    counts = Counter(job.state for job in queue.jobs)
-    states = ", ".join(f"{number} {state}" for state, number in sorted(counts.items()))
-    shown = [f"  Slurm: {states}; logs in {logs}", *(f"    {_line(job)}" for job in queue.jobs[:SHOWN])]
-    if len(queue.jobs) > SHOWN:
-        shown.append(f"    and {counted(len(queue.jobs) - SHOWN, 'more job')}; type squeue --me")
-    return shown
-
-
-def _line(job: Job) -> str:
-    facts = [f"job {job.id}", job.state]
-    if job.reason:
-        facts.append(f"({job.reason})")
-    if job.state == "running":
-        facts.append(f"on {job.nodes} for {job.used}, {job.left} left")
-    if job.restarts:
-        facts.append(f"requeued {counted(job.restarts, 'time')}")
-    return "  ".join(facts)
+    states = Counter(f"{job.state} ({job.reason})" if job.reason else job.state for job in queue.jobs)
+    shown = ", ".join(f"{number} {state}" for state, number in sorted(states.items()))
+    return [f"  Slurm: {shown}; each of them: squeue --me; logs in {logs}"]
 
 
 def as_json(queue: Queue) -> dict[str, Any]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 import uuid
 from collections.abc import Callable
@@ -23,7 +22,7 @@ from biphase.cluster import slurm
 from biphase.cluster.launch import WORKER
 from biphase.cluster.slurm import SUBMISSION
 from biphase.errors import ClusterError, StoreError
-from biphase.leases import SUFFIX, Holder, Lease, Leases, descendants, has_open
+from biphase.leases import SUFFIX, Holder, Lease, Leases
 from biphase.store import Store, read_json, write_json
 from biphase.text import counted, duration
 
@@ -54,7 +53,7 @@ class WorkerRegistry:
         self.leases = Leases(self.folder / "workers")
 
     def workers(self) -> dict[str, Holder]:
-        """Return the registered workers, after removing those that are dead or whose process id was reused."""
+        """Return the registered workers, after removing those that are dead."""
         living = self.living()
         for worker in self.leases.holders().keys() - living.keys():
             self.remove(worker)
@@ -62,13 +61,9 @@ class WorkerRegistry:
 
     def living(self) -> dict[str, Holder]:
         """Return the registered workers without those that are dead; writes nothing."""
-        holders = self.leases.holders()
-        return {worker: holder for worker, holder in holders.items() if self._may_live(worker, holder)}
-
-    def _may_live(self, worker: str, holder: Holder) -> bool:
-        """Whether its process may be running; not if it lacks this open lease, as a reused process id does."""
-        alive = holder.alive
-        return alive is None or (alive and has_open(holder.pid, self.file(worker)) is not False)
+        return {
+            worker: holder for worker, holder in self.leases.holders().items() if holder.alive is not False
+        }
 
     def file(self, worker: str) -> Path:
         return self.leases.folder / f"{worker}{SUFFIX}"
@@ -138,9 +133,9 @@ def control(store: Store, study: str, seconds: float = 20.0) -> Lease:
 
 
 # ---------------------------------------------------------------- stop
-# Workers end cleanly, after their step and with a checkpoint, or at once. All present workers are named in the stop
-# request, which they read once a second. Workers on this machine and running Slurm jobs also get a signal; pending
-# jobs leave the queue. Then `stop` waits until all are gone.
+# `stop` names all present workers in the stop request, which they read once a second, and takes pending jobs out of
+# Slurm's queue. Workers end after their step and with a checkpoint; `stop` waits until their heartbeats and jobs are
+# gone. It signals no process: what a file in the store says of a process id need not be true.
 
 
 POLL_SECONDS = 0.5  # between two looks at the workers
@@ -159,16 +154,13 @@ class Ended:
 
 
 class WorkerStopper:
-    def __init__(self, store: Store, study: str, *, now: bool, say: Callable[[str], None]) -> None:
-        self.store, self.study, self.now, self.say = store, study, now, say
+    def __init__(self, store: Store, study: str, *, say: Callable[[str], None]) -> None:
+        self.store, self.study, self.say = store, study, say
         self.registry = WorkerRegistry(store, study)
         self.named = StopRequest()
-        self.signalled: set[str] = set()
-        self.job_states: dict[str, str] = {}  # job → its state when it was asked to end
-        self.refused = ""  # Slurm's error when it was asked to end a job
         self.silent: set[str] = set()
         self.beats: dict[str, tuple[int, float]] = {}  # worker → its last heartbeat, and when we first saw it
-        self.queue = slurm.Queue()
+        self.problem = ""  # what Slurm could not do
 
     def stop(self, wait: float) -> Ended:
         """Ask all workers to stop, and wait for at most `wait` seconds."""
@@ -178,24 +170,22 @@ class WorkerStopper:
             workers = self.registry.workers()
             submissions = frozenset(slurm.submissions(self.store, self.study))
             self.named = StopRequest(frozenset(workers), submissions)
-            self.queue = slurm.queue_of(self.store, self.study, submissions)
+            queue = slurm.queue_of(self.store, self.study, submissions)
             outside = sum(worker.startswith(HERE) for worker in workers)  # workers not started by Slurm
             # All jobs of the queue, since a completing one may be requeued.
-            asked = outside + max(len(self.queue.jobs), len(workers) - outside)
-            if not asked and not self.queue.problem:
+            asked = outside + max(len(queue.jobs), len(workers) - outside)
+            if not asked and not queue.problem:
                 return Ended(0, ())
             self.registry.ask(self.named | self.registry.request())
         if asked:
-            when = "" if self.now else " after the current step"
-            self.say(f"asked {counted(asked, 'worker')} to stop{when}")
+            self.say(f"asked {counted(asked, 'worker')} to stop after the current step")
         left = self._wait(wait)
-        problem = self.queue.problem or (self.refused if left else "")
-        return Ended(asked, tuple(left), len(self.silent), problem)
+        return Ended(asked, tuple(left), len(self.silent), self.problem)
 
     def _wait(self, wait: float) -> list[str]:
         began = shown = time.monotonic()
         while True:
-            left = self._notify()
+            left = self._left()
             now = time.monotonic()
             if not left or now - began >= wait:
                 return left
@@ -205,19 +195,21 @@ class WorkerStopper:
                 self.say(f"  {duration(now - began)}: waiting for {names}")
             time.sleep(SLURM_SECONDS if self.named.submissions else POLL_SECONDS)
 
-    def _notify(self) -> list[str]:
-        """Notify the workers and jobs that have not been notified; return those still present."""
+    def _left(self) -> list[str]:
+        """Return the named workers and jobs that are still present, after taking pending jobs out of the queue."""
         # A job that had started but not registered is found by its submission.
         workers = {
             worker: holder
             for worker, holder in self.registry.workers().items()
             if self.named.names(worker, worker.split(".")[0])
         }
-        for worker, holder in workers.items():
-            self._signal(worker, holder)
         # Only the named submissions: what is submitted while we wait is not included.
-        self.queue = slurm.queue_of(self.store, self.study, self.named.submissions)
-        self._notify_jobs()
+        queue = slurm.queue_of(self.store, self.study, self.named.submissions)
+        self.problem = queue.problem
+        try:
+            slurm.cancel_pending(queue.jobs)
+        except ClusterError as error:  # a job that ended just now, or belongs to another user
+            self.problem = str(error)
         gone = {worker for worker, holder in workers.items() if self._is_silent(worker, holder)}
         for worker in gone - self.silent:
             self.registry.remove(worker)
@@ -225,31 +217,7 @@ class WorkerStopper:
         left = [
             f"{holder.host}, process {holder.pid}" for worker, holder in workers.items() if worker not in gone
         ]
-        return left + [f"Slurm job {job.id} ({job.state})" for job in self.queue.jobs]
-
-    def _signal(self, worker: str, holder: Holder) -> None:
-        """Signal a worker if it is a process of this machine with its lease open; if that cannot be checked, do not."""
-        if worker in self.signalled or not holder.alive or holder.pid == os.getpid():
-            return
-        if not has_open(holder.pid, self.registry.file(worker)):
-            return
-        self.signalled.add(worker)
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended, or belongs to another user
-            if self.now:
-                for pid in (holder.pid, *descendants(holder.pid)):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-            else:
-                os.kill(holder.pid, signal.SIGTERM)
-
-    def _notify_jobs(self) -> None:
-        """Ask jobs whose state is new to end."""
-        jobs = tuple(job for job in self.queue.active if self.job_states.get(job.id) != job.state)
-        try:
-            slurm.cancel(jobs) if self.now else slurm.ask_to_end(jobs)
-            self.job_states |= {job.id: job.state for job in jobs}
-        except ClusterError as error:  # a job that ended just now, or belongs to another user
-            self.refused = str(error)
+        return left + [f"Slurm job {job.id} ({job.state})" for job in queue.jobs]
 
     def _is_silent(self, worker: str, holder: Holder) -> bool:
         """Whether a worker on another machine has had no heartbeat for as long as it takes its leases to expire."""

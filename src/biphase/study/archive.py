@@ -13,11 +13,9 @@ writing; `merge` publishes a checked archive into a store. Layout of an archive:
 
 The file is a zstandard-compressed tar, so standard tools can list it, and the same results give the same bytes.
 
-An archive is untrusted input, so reading is strict. It may contain regular files only, with the names above, in the
-order and with the sizes and hashes that ledger.json lists; links, devices, folders and extended headers are refused.
-The unpacked size is checked against a limit before anything else is read. The tar headers are parsed one by one instead
-of by `tarfile.open`, because that reader follows extended headers of any size. Nothing is unpacked to a path that the
-archive names.
+An archive is untrusted input. It may contain regular files only, with the names above, in the order and with the sizes
+and hashes that ledger.json lists. The decompressed bytes are counted, and reading ends at a limit, so neither a file
+nor a header can fill the memory. Nothing is unpacked to a path that the archive names.
 """
 
 from __future__ import annotations
@@ -29,10 +27,10 @@ import os
 import re
 import tarfile
 import uuid
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import dataclass, field
 from hashlib import sha256
-from itertools import groupby
+from itertools import groupby, zip_longest
 from pathlib import Path
 from typing import IO, Any
 
@@ -51,7 +49,6 @@ from biphase.study.plan import (
     PLAN,
     Plan,
     corpora_of,
-    datasets_of,
     fingerprints_of,
     hub_fingerprint,
     make_plan,
@@ -61,30 +58,33 @@ from biphase.study.plan import (
 LEDGER = "ledger.json"
 FORMAT = 2
 PLAN_ENTRY, FINGERPRINTS, PINS = "study/plan.json", "study/fingerprints.json", "pins.json"
-# Files that a result's folder in an archive must hold (`FOLDERS`) and may hold in addition (`OPTIONAL`).
+# The folders of results and their files, of which only predictions may be absent.
 FOLDERS = {
     "metadata/checkpoints": (CHECKPOINT, LINES),
     "metadata/shards": (CARD,),
     "metadata/trials": (TRIAL,),
-    "trials": (TRIAL, VALUES),
+    "trials": (TRIAL, VALUES, PREDICTIONS),
 }
-OPTIONAL = {"trials": (PREDICTIONS,)}
-_FOLDER = re.compile(rf"({'|'.join(FOLDERS)})/({KEY_PATTERN})")
-_LOOSE = re.compile(
-    "|".join(map(re.escape, (PLAN_ENTRY, FINGERPRINTS, PINS))) + rf"|corpora/link-{KEY_PATTERN}\.json"
+_NAME = re.compile(
+    "|".join(
+        [
+            *map(re.escape, (LEDGER, PLAN_ENTRY, FINGERPRINTS, PINS)),
+            rf"corpora/link-{KEY_PATTERN}\.json",
+            *(
+                rf"{kind}/{KEY_PATTERN}/(?:{'|'.join(map(re.escape, files))})"
+                for kind, files in FOLDERS.items()
+            ),
+        ]
+    )
 )
-_SKIPPED = re.compile(rf"study/failures/{KEY_PATTERN}\.json")  # archives of earlier versions may hold them
 
-BLOCK = tarfile.BLOCKSIZE
 LEVEL, FRAME = 12, 2**25  # zstandard level; bytes that are compressed into one frame
 MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard file
-LARGEST_LISTING = 2**25
 # An archive may unpack to `UNPACKED` bytes or `SHRUNK` times its size, whichever is larger. Real archives compress
 # 4 to 22 times (measured), a decompression bomb thousands of times.
 UNPACKED, SHRUNK = 2**26, 100
-# Largest unpacked size in bytes by file name: these files are read whole, so they must fit into memory.
-LARGEST = {"plan.json": 2**24, CARD: 2**22, TRIAL: 2**22, LINES: 2**28, VALUES: 2**28, PREDICTIONS: 2**28}
-LARGEST_OTHER = 2**20
+# Largest size in bytes of a file: files are read whole, and a parsed JSON takes many times its size.
+LARGEST_JSON, LARGEST = 2**25, 2**28
 
 
 @dataclass(frozen=True)
@@ -94,23 +94,22 @@ class ArchiveEntry:
     name: str
     bytes: int
     sha256: str
-    read: Callable[[], bytes] | None = field(default=None, compare=False)
+    read: Callable[[], bytes] = field(default=bytes, compare=False)
 
     @classmethod
     def of(cls, name: str, content: bytes, read: Callable[[], bytes] | None = None) -> ArchiveEntry:
         """Make an entry for `content`; without `read`, the content is kept in memory."""
         return cls(name, len(content), sha256(content).hexdigest(), read or (lambda: content))
 
-    @property
-    def folder(self) -> str:
-        """The folder of the result that the file belongs to, or "" for any other file."""
-        folder = self.name.rpartition("/")[0]
-        return folder if _FOLDER.fullmatch(folder) else ""
-
 
 def as_json(value: Any) -> bytes:
     """Serialize a value to JSON as the store does."""
     return (json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def largest(name: str) -> int:
+    """Return the most bytes that a file of an archive may have."""
+    return LARGEST_JSON if name.endswith(".json") else LARGEST
 
 
 def _refusal(path: Path, why: str) -> StoreError:
@@ -130,7 +129,7 @@ def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
         raise SpecError(f"{path} is there already and is no archive; name another file")
     listing = {entry.name: {"bytes": entry.bytes, "sha256": entry.sha256} for entry in entries}
     first = ArchiveEntry.of(LEDGER, as_json({"ledger": FORMAT, "study": study, "files": listing}))
-    if first.bytes > LARGEST_LISTING:
+    if first.bytes > LARGEST_JSON:
         raise SpecError(
             f"{len(entries):,} files are more than one archive may list; pack some results at a time: --only PATTERN"
         )
@@ -142,7 +141,7 @@ def write_archive(path: Path, study: str, entries: list[ArchiveEntry]) -> int:
                 tarfile.open(fileobj=frames, mode="w|", format=tarfile.USTAR_FORMAT) as tar,
             ):
                 for entry in (first, *entries):
-                    content = entry.read() if entry.read else b""
+                    content = entry.read()
                     if ArchiveEntry.of(entry.name, content) != entry:
                         raise StoreError(f"{entry.name} changed while it was packed; type the command again")
                     info = tarfile.TarInfo(entry.name)
@@ -183,123 +182,103 @@ class _Compressor(io.RawIOBase):
 # ---------------------------------------------------------------- read
 
 
-@dataclass(frozen=True)
-class Archive:
-    """An archive whose ledger.json was read and validated; the other files are checked when they are read."""
-
-    path: Path
-    study: str
-    entries: tuple[ArchiveEntry, ...]
-
-    @classmethod
-    def open(cls, path: Path) -> Archive:
-        listing = _Reader(path).member(LEDGER, None)
-        try:
-            about = json.loads(listing)
-            if about["ledger"] != FORMAT:
-                raise _refusal(
-                    path, f"its format is {str(about['ledger'])[:20]!r}, and this version reads {FORMAT}"
-                )
-            entries = tuple(
-                ArchiveEntry(name, entry["bytes"], str(entry["sha256"]))
-                for name, entry in about["files"].items()
-            )
-            if any(type(entry.bytes) is not int for entry in entries):
-                raise TypeError
-            archive = cls(path, str(about["study"]), entries)
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
-            raise _refusal(path, f"its {LEDGER} does not say what is in it") from None
-        if fault := archive._fault():
-            raise _refusal(path, fault)
-        return archive
-
-    def _fault(self) -> str:
-        """Return what is wrong with the listed names, folders and sizes, or ""."""
-        for entry in self.entries:
-            name, most = entry.name[:200], LARGEST.get(entry.name.rpartition("/")[2], LARGEST_OTHER)
-            if not entry.folder and not (_LOOSE.fullmatch(entry.name) or _SKIPPED.fullmatch(entry.name)):
-                return f"{name!r} has no place in an archive"
-            if not 0 <= entry.bytes <= most:
-                return f"{name!r} would unpack to {str(entry.bytes)[:30]} bytes; {most:,} are allowed"
-        for folder, entries in groupby(self.entries, lambda entry: entry.folder):  # its files come together
-            names = [entry.name.rpartition("/")[2] for entry in entries]
-            kind = folder.rpartition("/")[0]
-            if folder and set(names) - set(OPTIONAL.get(kind, ())) != set(FOLDERS[kind]):
-                return f"{folder} holds {str(names)[:200]}"
-        # The other entries are validated against the plan.
-        if not self.entries or self.entries[0].name != PLAN_ENTRY:
-            return f"it does not begin with {PLAN_ENTRY}"
-        most = max(UNPACKED, SHRUNK * self.path.stat().st_size)
-        if sum(entry.bytes for entry in self.entries) > most:
-            return f"it would unpack to more than the {most:,} bytes that an archive of its size can"
-        return ""
-
-    def contents(self) -> Iterator[tuple[str, dict[str, bytes]]]:
-        """Yield the files in the order of the archive, each checked against its hash.
-
-        The files of one result come together as (folder, {name: content}); every other file comes alone as
-        ("", {path: content}).
-        """
-        reader = _Reader(self.path)
-        reader.member(LEDGER, None)
-        for _, group in groupby(self.entries, lambda entry: entry.folder or entry.name):
-            folder, files = "", {}
-            for entry in group:
-                folder, content = entry.folder, reader.member(entry.name, entry.bytes)
-                if sha256(content).hexdigest() != entry.sha256:
-                    raise _refusal(self.path, f"{entry.name} is not what was packed")
-                files[entry.name.removeprefix(f"{folder}/")] = content
-            yield folder, files
-        reader.end()
-
-
-class _Reader:
-    """Reads the members of an archive sequentially, from the beginning."""
+class _Decompressor:
+    """The decompressed bytes of an archive for `tarfile`, up to the limit for an archive of its size."""
 
     def __init__(self, path: Path) -> None:
         import pyarrow
 
-        self.path = path
-        if not path.is_file():
-            raise SpecError(f"there is no file {path}; type one that biphase ledger pack has written")
-        if not _begins_as_archive(path):
-            raise _refusal(path, "it does not begin as one")
         self.stream = pyarrow.CompressedInputStream(pyarrow.OSFile(str(path)), "zstd")
+        self.most = self.left = max(UNPACKED, SHRUNK * path.stat().st_size)
 
-    def member(self, name: str, size: int | None) -> bytes:
-        """Return the content of the next member, which must be a regular file of this name and size."""
-        try:
-            info = tarfile.TarInfo.frombuf(self._read(BLOCK), "utf-8", "strict")
-        except (tarfile.HeaderError, ValueError) as wrong:
-            raise _refusal(self.path, f"{name} is missing, there is no file ({one_line(wrong)})") from None
-        if info.name != name or info.type != tarfile.REGTYPE:
-            what = "" if info.type == tarfile.REGTYPE else "something that is no plain file, "
-            raise _refusal(self.path, f"there should be {name}, and there is {what}{info.name[:200]!r}")
-        if info.size != size and (size is not None or info.size > LARGEST_LISTING):
-            raise _refusal(self.path, f"{name} has {info.size:,} bytes")
-        content = self._read(info.size)
-        self._read(-info.size % BLOCK)
+    def read(self, size: int) -> bytes:
+        content = self.stream.read(size)
+        self.left -= len(content)
+        if self.left < 0:
+            raise OSError(f"more than the {self.most:,} bytes that an archive of its size can unpack to")
         return content
 
-    def end(self) -> None:
-        # Tools pad the tar to a full record.
-        rest = self._read(2 * BLOCK) + self._read(tarfile.RECORDSIZE, whole=False)
-        if any(rest) or self._read(1, whole=False):
-            raise _refusal(self.path, "there is more in it than it says")
 
-    def _read(self, size: int, *, whole: bool = True) -> bytes:
-        content = bytearray()
-        while len(content) < size:
-            try:
-                part = self.stream.read(size - len(content))
-            except OSError as wrong:
-                raise _refusal(self.path, f"it is cut short or damaged ({one_line(wrong)})") from None
-            if not part:
-                if whole:
-                    raise _refusal(self.path, "it is cut short")
-                break
-            content += part
-        return bytes(content)
+def _members(path: Path) -> Iterator[tuple[str, bytes]]:
+    """Yield the names and contents of an archive's members, which must be regular files with the names of an archive."""
+    if not path.is_file():
+        raise SpecError(f"there is no file {path}; type one that biphase ledger pack has written")
+    try:
+        stream: Any = _Decompressor(path)
+        with tarfile.open(fileobj=stream, mode="r|") as tar:
+            for info in tar:
+                name = info.name[:200]
+                if not _NAME.fullmatch(info.name) or info.type != tarfile.REGTYPE:
+                    raise _refusal(path, f"{name!r} has no place in an archive, or is no plain file")
+                if not 0 <= info.size <= largest(info.name):
+                    raise _refusal(path, f"{name!r} has {info.size:,} bytes")
+                content = tar.extractfile(info)
+                yield info.name, content.read() if content else b""
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as wrong:
+        raise _refusal(path, f"it is cut short or damaged ({one_line(wrong)[:200]})") from None
+
+
+@dataclass(frozen=True)
+class Archive:
+    """An archive whose ledger.json was read; the other files are compared with it when they are read."""
+
+    path: Path
+    study: str
+    entries: dict[str, dict[str, Any]]  # by name: size and hash, as ledger.json lists them
+
+    @classmethod
+    def open(cls, path: Path) -> Archive:
+        name, content = next(_members(path), ("", b""))
+        with _refusing(path, LEDGER):
+            _need(name == LEDGER, f"it begins with {name!r}")
+            about = json.loads(content)
+            _need(
+                about["ledger"] == FORMAT,
+                f"its format is {str(about['ledger'])[:20]}; this version reads {FORMAT}",
+            )
+            return cls(path, str(about["study"]), dict(about["files"]))
+
+    def contents(self) -> Iterator[tuple[str, dict[str, bytes]]]:
+        """Yield the files of each result as (folder, {name: content}), and all others as ("", {path: content})."""
+        for folder, group in groupby(self._files(), lambda file: _folder(file[0])):
+            yield folder, {name.removeprefix(f"{folder}/"): content for name, content in group}
+
+    def _files(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the files after ledger.json, each compared with it."""
+        members = _members(self.path)
+        next(members, None)
+        for entry, member in zip_longest(self.entries.items(), members):
+            if not member:
+                raise _refusal(self.path, f"{entry[0][:200]!r} is missing")
+            name, content = member
+            if not entry or name != entry[0]:
+                raise _refusal(self.path, f"{name} is there, which {LEDGER} does not list there")
+            with _refusing(self.path, LEDGER):
+                listed = entry[1]["bytes"], entry[1]["sha256"]
+            if (len(content), sha256(content).hexdigest()) != listed:
+                raise _refusal(self.path, f"{name} is not what was packed")
+            yield name, content
+
+
+def _folder(name: str) -> str:
+    """Return the folder of the result that a file belongs to, or "" for any other file."""
+    folder = name.rpartition("/")[0]
+    return folder if folder.rpartition("/")[0] in FOLDERS else ""
+
+
+@contextlib.contextmanager
+def _refusing(path: Path, where: str) -> Generator[None]:
+    """Turn what untrusted JSON can raise into the refusal of the archive."""
+    try:
+        yield
+    except WRONG as wrong:
+        why = one_line(wrong)[:400]
+        raise _refusal(path, f"{where} is not as this version of biphase writes it ({why})") from None
+
+
+def _need(condition: Any, why: str) -> None:
+    if not condition:
+        raise StoreError(why)
 
 
 # ---------------------------------------------------------------- pack
@@ -340,11 +319,13 @@ def pack(
     packed = PackSummary(plan.study.name)
     path_jobs = plan.needed_for(results or ())
     jobs = [key for key in plan.jobs if results is None or key in path_jobs]
-    entries = [
-        ArchiveEntry.of(PLAN_ENTRY, as_json(plan.to_json())),
-        ArchiveEntry.of(FINGERPRINTS, as_json(fingerprints_of(plan.study, identities))),
-        *_names(plan, store),
-    ]
+    loose = {
+        PLAN_ENTRY: plan.to_json(),
+        FINGERPRINTS: fingerprints_of(plan.study, identities),
+        PINS: pins_of(plan.study, store),
+        **_links(plan.study, store),
+    }
+    entries = [ArchiveEntry.of(name, as_json(about)) for name, about in loose.items() if about]
 
     def add(place: Path, kind: str) -> bool:
         files = _result(store, place, kind, packed, predictions=predictions)
@@ -375,19 +356,20 @@ def pack(
     return packed
 
 
-def _names(plan: Plan, store: Store) -> Iterable[ArchiveEntry]:
-    """Yield the pins of hub models and the links of corpora read from a folder; the folder's path is not included."""
-    if pins := pins_of(plan.study, store):
-        yield ArchiveEntry.of(PINS, as_json(pins))
-    linked = {
-        link_path(corpus, store).name: corpus
-        for corpus in corpora_of(plan.study)
-        if corpus.hub and read_link(corpus, store)
-    }
-    for name, corpus in sorted(linked.items()):
-        fingerprint = corpus_fingerprint(corpus, store)  # the plan's, since the folder may have changed
-        link = {"source": corpus.source, "heldout": corpus.heldout, "fingerprint": fingerprint}
-        yield ArchiveEntry.of(f"corpora/{name}", as_json(link))
+def _links(study: Study, store: Store) -> dict[str, dict[str, str]]:
+    """Return the links of hub corpora that are read from a folder, by their names, without the folder's path."""
+    linked = (corpus for corpus in corpora_of(study) if corpus.hub and read_link(corpus, store))
+    # The plan's fingerprint, since the folder may have changed.
+    links = {_link_name(corpus): _link(corpus, corpus_fingerprint(corpus, store)) for corpus in linked}
+    return dict(sorted(links.items()))
+
+
+def _link_name(corpus: Corpus) -> str:
+    return f"corpora/{link_path(corpus, Store('')).name}"
+
+
+def _link(corpus: Corpus, fingerprint: str) -> dict[str, str]:
+    return {"source": corpus.source, "heldout": corpus.heldout, "fingerprint": fingerprint}
 
 
 def _result(
@@ -399,14 +381,13 @@ def _result(
         return []
     source, folder = store.readable(place), f"{kind}/{place.name}"
     try:
-        entries = verify(source, contents=False)
-        optional = OPTIONAL.get(kind, ()) if predictions else ()  # predictions are the only optional file
-        names = [*FOLDERS[kind], *(name for name in optional if name in entries)]
+        written = verify(source, contents=False)
+        names = [name for name in FOLDERS[kind] if name != PREDICTIONS or (predictions and name in written)]
         for name in names:
-            if entries[name]["bytes"] > (most := LARGEST.get(name, LARGEST_OTHER)):
+            if name in written and written[name]["bytes"] > (most := largest(name)):
                 raise StoreError(f"{name} has more than {most:,} bytes")
         files = {name: read_verified(source, name) for name in names}
-        Validator(packed.study).result(folder, files)  # do not pack what `check` would refuse
+        check_result(folder, files)  # do not pack what `check` would refuse
     except WRONG as wrong:
         packed.left_out.append(f"{folder}: {one_line(wrong)}")
         return []
@@ -416,169 +397,125 @@ def _result(
     ]
 
 
-# ---------------------------------------------------------------- validate
-# An archive may contain results of its own study only. Its plan is computed again from the study it carries, and every
-# key in it (of a checkpoint, trial or corpus) must be in that plan. Metadata is checked by the same schema
-# that readers use (`biphase.metadata`), and sizes against what such a plan can produce. Nothing is written here.
+# ---------------------------------------------------------------- check
+# An archive may contain results of its own study only. Its plan is made again from the study and the fingerprints that
+# it carries, and the key of every checkpoint, trial and corpus in it must be in that plan. Metadata is checked by the
+# schema that readers use (`biphase.metadata`). Nothing is written here.
 
 
-TRIALS = 1_000_000  # most fine-tunings that one study may plan
-# Size limit of metrics.jsonl: bytes per line, and lines allowed beyond one per step.
-LINE_BYTES, SPARE_LINES = 1_000, 100
-HELDOUT_LINES = 500_000  # limit for a whole archive, since `status` parses all of them
+@dataclass(frozen=True)
+class Checked:
+    """A valid archive, and what it says apart from results."""
+
+    archive: Archive
+    plan: Plan
+    fingerprints: dict[str, dict[str, str]]
+    pins: dict[str, str]
+    links: dict[str, dict[str, str]]
 
 
-class Validator:
-    """Takes the files of one archive in order and raises an error for anything that biphase would not have written.
-
-    Call `result` for each result folder, `loose` for every other file, and `finish` at the end.
-    """
-
-    def __init__(self, study: str) -> None:
-        self.name = study
-        self.plan: dict[str, Any] = {}  # plan.json as it is in the archive
-        self.fingerprints: dict[str, dict[str, str]] = {}
-        self.jobs: dict[str, tuple[int, int]] = {}  # key → steps from the root, bytes of metrics.jsonl
-        self.trials: dict[str, dict[str, Any]] = {}
-        self.screened: dict[str, float] = {}  # validation scores of screening trials
-        self.corpora: dict[str, Corpus] = {}  # by the key of their shards
-        self.heldout = 0
-
-    def result(self, folder: str, files: dict[str, bytes]) -> None:
-        kind, key = folder.split("/")[-2:]
-        if kind == "trials":
-            about = metadata.check_trial(json.loads(files[TRIAL]), key)
-            if VALUES in files:
-                metadata.check_values(VALUES, files[VALUES], about)
-            if PREDICTIONS in files:  # checked for its format only; no command reads it
-                metadata.check_arrays(PREDICTIONS, files[PREDICTIONS])
-            self.trials[key] = {name: about.get(name) for name in ("model", "lr", "seed", "metric", "share")}
-            if "share" in about:
-                self.screened[key] = about["scores"]["validation"][about["metric"]]
-        elif kind == "checkpoints":
-            about = metadata.check_checkpoint(json.loads(files[CHECKPOINT]), key)
-            _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
-            last = about["origin_step"] + about["progress"]["step"]
-            self.jobs[key] = last, len(files[LINES])
-            for text in io.BytesIO(files[LINES]):
-                line = metadata.check_line(json.loads(text))
-                _need(line["step"] <= last, f"{LINES} goes on to step {line['step']}, beyond {last}")
-                self.heldout += "heldout" in line
-            _need(self.heldout <= HELDOUT_LINES, f"{LINES} has more than {HELDOUT_LINES:,} held-out losses")
-        else:
-            self.corpora[key] = decode(metadata.check_card(json.loads(files[CARD]), key)["corpus"])
-
-    def loose(self, name: str, content: bytes) -> None:
-        about = json.loads(content)
-        as_json(about)  # refuses NaN and excessive nesting, which could not be written again
-        if name == PLAN_ENTRY:
-            study = decode(about["study"])
-            _need(isinstance(study, Study) and study.name == self.name, f"{name} is of another study")
-            self.study, self.plan = study, about
-        elif name == FINGERPRINTS:
-            kinds = set(about) | {"data"}  # archives of earlier versions have no fingerprints of corpora
-            _need(kinds == {"task", "hub", "reads", "data"}, f"{name} says something else")
-            keys = [key for fingerprints in about.values() for pair in fingerprints.items() for key in pair]
-            # A model's tokenizer may have no fingerprint (an empty string).
-            _need(all(is_key(key) or key == "" for key in keys), f"{name} has no keys")
-            self.fingerprints = about
-        elif name == PINS:
-            _need(all(COMMIT.fullmatch(commit) for commit in about.values()), f"{name} pins to no commit")
-            others = set(about) - {model.source for model in hubs_of(self.study) if not model.local}
-            _need(not others, f"{name} pins {min(others, default='')}, which the study does not start from")
-        elif not _SKIPPED.fullmatch(name):
-            hub = [corpus for corpus in corpora_of(self.study) if corpus.hub]
-            linked = {f"corpora/{link_path(corpus, Store('')).name}": corpus for corpus in hub}
-            _need(name in linked, f"{name} links a corpus that the study does not read")
-            corpus = linked[name]
-            link = {"source": corpus.source, "heldout": corpus.heldout, "fingerprint": about["fingerprint"]}
-            _need(about == link and is_key(about["fingerprint"]), f"{name} is no link")
-
-    def finish(self) -> Plan:
-        """Compute the plan from the archive's study, check all keys seen so far against it, and return it."""
-        plan = self._planned()
-        keys = {job["key"]: job["parent"] for job in self.plan["jobs"]}
-        same = keys == {job.key: job.parent for job in plan.jobs.values()}
-        _need(same and self.plan["results"] == plan.results, f"{PLAN_ENTRY} has other keys than its study")
-        grids = tuning_grids(plan, lambda trial: self.screened.get(trial.key))
-        tunings = [tuning for grid in grids for tuning in grid.tunings]
-        trials = {trial.key: (tuning, trial) for tuning in tunings for trial in tuning.trials}
-        for what, found, planned in (
-            ("checkpoint", self.jobs, plan.jobs),
-            ("trial", self.trials, trials),
-            ("corpus", self.corpora, map(self._data, corpora_of(self.study))),
-        ):
-            others = set(found) - set(planned)
-            _need(not others, f"the {what} {min(others, default='')} is none of the study's")
-        for key, (step, size) in self.jobs.items():
-            _need(step == plan.jobs[key].span[1], f"the checkpoint {key} is at step {step}")
-            most = LINE_BYTES * (step + SPARE_LINES)
-            _need(size <= most, f"{LINES} of {key} has {size:,} bytes for {step:,} steps")
-        for key, about in self.trials.items():
-            tuning, trial = trials[key]
-            expected = {"model": tuning.model, "lr": tuning.lr, "seed": tuning.seed, "metric": trial.metric}
-            expected["share"] = tuning.share if tuning.share < 1 else None
-            _need(about == expected, f"the trial {key} is of another model, learning rate, seed or metric")
-        return plan
-
-    def _planned(self) -> Plan:
-        spec = self.study.finetune
-        seen = {kind: set(keys) for kind, keys in self.fingerprints.items()}
-        local = {content_key(model) for model in hubs_of(self.study) if model.local}
-        tasks = {content_key(task) for task in datasets_of(self.study)}
-        own = {"task": tasks, "hub": local, "reads": local}
-        own |= {"data": {content_key(corpus) for corpus in corpora_of(self.study)}} if "data" in seen else {}
-        _need(seen == own, f"{FINGERPRINTS} is not of this study's tasks, models and corpora")
-        models = sum(len(run.keep) + 1 for run in self.study.runs)
-        seeds = len(spec.seeds) + (len(spec.discard.seeds) if spec.discard else 0) if spec else 0
-        tunings = models * len(spec.tasks) * len(spec.lrs) * seeds if spec else 0
-        _need(tunings <= TRIALS, f"it plans more than {TRIALS:,} fine-tunings")
-        known = self.fingerprints
-        identities = Identities(
-            data=self._data,
-            hub=lambda model: known["hub"][content_key(model)] if model.local else hub_fingerprint(model),
-            task=lambda task: known["task"][content_key(task)],
-            reads=lambda model: known["reads"][content_key(model)] if model.local else "",
-        )
-        return make_plan(self.study, identities, str(self.plan.get("question", "")))
-
-    def _data(self, corpus: Corpus) -> str:
-        """Return the key of a corpus's shards, from fingerprints.json or else from a corpus card of the archive."""
-        key = self.fingerprints.get("data", {}).get(content_key(corpus), "")
-        key = key or next((key for key, packed in self.corpora.items() if packed == corpus), "")
-        _need(key, f"it does not say which text the corpus {corpus.name!r} is")
-        return key
-
-
-def _need(condition: Any, why: str) -> None:
-    if not condition:
-        raise StoreError(why)
-
-
-def check(path: Path) -> tuple[Archive, Plan]:
-    """Read and validate a whole archive without writing anything; return it with the plan computed from its study.
-
-    Raises a `StoreError` if it is not valid.
-    """
+def check(path: Path) -> Checked:
+    """Read and validate a whole archive without writing anything; raise StoreError if it is not valid."""
     archive = Archive.open(path)
-    validator = Validator(archive.study)
+    loose: dict[str, bytes] = {}
+    found: dict[str, dict[str, dict[str, Any]]] = {"checkpoints": {}, "trials": {}, "shards": {}}
     for folder, files in archive.contents():
         with _refusing(path, folder or "study"):
             if folder:
-                validator.result(folder, files)
+                kind, key = folder.split("/")[-2:]
+                found[kind][key] = check_result(folder, files)
             else:
-                validator.loose(*files.popitem())
+                loose |= files
     with _refusing(path, "what is in it"):
-        return archive, validator.finish()
+        plan, identities = _planned(archive.study, loose, found["shards"])
+        _check_keys(plan, identities, found)
+        pins = json.loads(loose.get(PINS, b"{}"))
+        starts = {model.source for model in hubs_of(plan.study) if not model.local}
+        _need(set(pins) <= starts, f"{PINS} pins models that the study does not start from")
+        _need(all(map(COMMIT.fullmatch, pins.values())), f"{PINS} pins to no commit")
+        hub = {_link_name(corpus): corpus for corpus in corpora_of(plan.study) if corpus.hub}
+        named = {
+            name: json.loads(loose[name])["fingerprint"] for name in loose if name.startswith("corpora/")
+        }
+        _need(set(named) <= set(hub), "it links a corpus that the study does not read")
+        _need(all(map(is_key, named.values())), "a link has no fingerprint")
+        links = {name: _link(hub[name], fingerprint) for name, fingerprint in named.items()}
+        return Checked(archive, plan, fingerprints_of(plan.study, identities), pins, links)
 
 
-@contextlib.contextmanager
-def _refusing(path: Path, where: str) -> Generator[None]:
-    try:
-        yield
-    except WRONG as wrong:
-        why = one_line(wrong)[:400]
-        raise _refusal(path, f"{where} is not as this version of biphase writes it ({why})") from None
+def check_result(folder: str, files: dict[str, bytes]) -> dict[str, Any]:
+    """Check the files of one result by the schema of its kind, and return its metadata; raises one of WRONG."""
+    place, _, key = folder.rpartition("/")
+    missing = set(FOLDERS[place]) - set(files) - {PREDICTIONS}
+    _need(not missing, f"{folder} lacks {min(missing, default='')}")
+    if CARD in files:
+        return metadata.check_card(json.loads(files[CARD]), key)
+    if CHECKPOINT in files:
+        about = metadata.check_checkpoint(json.loads(files[CHECKPOINT]), key)
+        _need(isinstance(decode(about["run"]), Pretrain), "it has no run")
+        last = about["origin_step"] + about["progress"]["step"]
+        for text in io.BytesIO(files[LINES]):
+            line = metadata.check_line(json.loads(text))
+            _need(line["step"] <= last, f"{LINES} goes on to step {line['step']}, beyond {last}")
+        return about
+    about = metadata.check_trial(json.loads(files[TRIAL]), key)
+    if VALUES in files:
+        metadata.check_values(VALUES, files[VALUES], about)
+    if PREDICTIONS in files:  # checked for its format only; no command reads it
+        metadata.check_arrays(PREDICTIONS, files[PREDICTIONS])
+    return about
+
+
+def _planned(name: str, loose: dict[str, bytes], cards: dict[str, dict[str, Any]]) -> tuple[Plan, Identities]:
+    """Compute the plan from the study and the fingerprints in an archive."""
+    about, known = json.loads(loose[PLAN_ENTRY]), json.loads(loose[FINGERPRINTS])
+    study = decode(about["study"])
+    _need(isinstance(study, Study) and study.name == name, f"{PLAN_ENTRY} is of another study")
+    keys = [key for kind in known.values() for key in kind.values()]
+    # A model's tokenizer may have no fingerprint (an empty string).
+    _need(all(key == "" or is_key(key) for key in keys), f"{FINGERPRINTS} has no keys")
+    packed = {decode(card["corpus"]): key for key, card in cards.items()}
+
+    def data(corpus: Corpus) -> str:
+        # Archives of earlier versions have no fingerprints of corpora, but all cards.
+        key = known.get("data", {}).get(content_key(corpus)) or packed.get(corpus, "")
+        _need(key, f"it does not say which text the corpus {corpus.name!r} is")
+        return key
+
+    identities = Identities(
+        data=data,
+        hub=lambda model: known["hub"][content_key(model)] if model.local else hub_fingerprint(model),
+        task=lambda task: known["task"][content_key(task)],
+        reads=lambda model: known["reads"][content_key(model)] if model.local else "",
+    )
+    plan = make_plan(study, identities, str(about.get("question", "")))
+    as_json(plan.to_json())  # refuses NaN, which could not be written
+    return plan, identities
+
+
+def _check_keys(plan: Plan, identities: Identities, found: dict[str, dict[str, dict[str, Any]]]) -> None:
+    """Refuse results that are not in the plan, or that say they are another result than the one of their key."""
+    trials = found["trials"]
+
+    def screened(trial: Any) -> float | None:
+        about = trials.get(trial.key, {})
+        return about["scores"]["validation"][about["metric"]] if "share" in about else None
+
+    tunings = [tuning for grid in tuning_grids(plan, screened) for tuning in grid.tunings]
+    planned = {trial.key: (tuning, trial) for tuning in tunings for trial in tuning.trials}
+    corpora = set(map(identities.data, corpora_of(plan.study)))
+    for kind, keys in (("checkpoints", set(plan.jobs)), ("trials", set(planned)), ("shards", corpora)):
+        others = set(found[kind]) - keys
+        _need(not others, f"{kind}/{min(others, default='')} is none of the study's")
+    for key, about in found["checkpoints"].items():
+        step = about["origin_step"] + about["progress"]["step"]
+        _need(step == plan.jobs[key].span[1], f"the checkpoint {key} is at step {step}")
+    for key, about in trials.items():
+        tuning, trial = planned[key]
+        expected = {"model": tuning.model, "lr": tuning.lr, "seed": tuning.seed, "metric": trial.metric}
+        expected["share"] = tuning.share if tuning.share < 1 else None
+        said = {name: about.get(name) for name in expected}
+        _need(said == expected, f"the trial {key} is of another model, learning rate, seed or metric")
 
 
 # ---------------------------------------------------------------- merge
@@ -603,25 +540,30 @@ class Merged:
     kept: list[str] = field(default_factory=list)  # what the store has with other content and keeps
 
 
-def merge(checked: tuple[Archive, Plan], store: Store) -> Merged:
+def merge(checked: Checked, store: Store) -> Merged:
     """Publish what the store does not have yet.
 
     The plan that is written is the one that `check` computed, not the archive's own file.
     """
-    archive, plan = checked
-    merged = Merged(archive.study, store.studies / archive.study / PLAN)
+    plan, name = checked.plan, checked.archive.study
+    merged = Merged(name, store.studies / name / PLAN)
     if not merged.plan.is_file():
         merged.plan.parent.mkdir(parents=True, exist_ok=True)
         write_json(merged.plan, with_checksum(plan.to_json()))
     elif read_checked(merged.plan).get("study") != encode(plan.study):
         merged.kept.append(
-            f"studies/{merged.study}/{PLAN}: another version of the study; give biphase report the study's file"
+            f"studies/{name}/{PLAN}: another version of the study; give biphase report the study's file"
         )
-    for folder, files in archive.contents():
+    remember_fingerprints(name, checked.fingerprints, store)
+    for source, commit in checked.pins.items():
+        if (pinned := remember(source, commit, store)) != commit:
+            merged.kept.append(f"{PINS}: {source} is pinned to {pinned[:8]}, and to {commit[:8]} there")
+    for link, about in checked.links.items():
+        if why := _merge_link(store.root / link, about, store, name):
+            merged.kept.append(f"{about['source']}: {why}; merge into a store of its own")
+    for folder, files in checked.archive.contents():
         if folder:
             _merge_result(folder, files, store, merged)
-        else:
-            _merge_loose(*files.popitem(), store, merged)
     return merged
 
 
@@ -658,52 +600,27 @@ def _merge_result(folder: str, files: dict[str, bytes], store: Store, merged: Me
             merged.already += 1
 
 
-def _merge_loose(name: str, content: bytes, store: Store, merged: Merged) -> None:
-    """Merge fingerprints, pins and corpus links; the plan is merged already."""
-    about = json.loads(content)
-    if name == FINGERPRINTS:
-        remember_fingerprints(merged.study, about, store)
-    elif name == PINS:
-        for source, commit in about.items():
-            pinned = remember(source, commit, store)
-            if pinned != commit:
-                merged.kept.append(f"{PINS}: {source} is pinned to {pinned[:8]}, and to {commit[:8]} there")
-    elif name.startswith("corpora/"):
-        _merge_link(store.root / name, about, store, merged)
-
-
-def _merge_link(path: Path, link: dict[str, Any], store: Store, merged: Merged) -> None:
-    """Add the link of a hub corpus, only if the store has no other text for it.
+def _merge_link(path: Path, link: dict[str, str], store: Store, study: str) -> str:
+    """Add the link of a hub corpus, or return why not: the store has other text for it.
 
     A link decides which text a corpus is, and so the keys of everything trained on it; adding one must not change
     the keys of results or plans that are already in the store.
     """
-    linked = link["source"], link["heldout"]
-    here = {
+    fingerprints = {
         card["fingerprint"]
         for card in cards(store)
-        if (card["corpus"].get("source"), card["corpus"].get("heldout")) == linked
+        if all(card["corpus"].get(name) == link[name] for name in ("source", "heldout"))
     }
-    why = ""
-    if here - {link["fingerprint"]}:
-        why = "other text here than there"
-    elif path.is_file():
+    if fingerprints - {link["fingerprint"]}:
+        return "other text here than there"
+    if path.is_file():
         same = read_checked(path).get("fingerprint") == link["fingerprint"]
-        why = "" if same else "linked to another folder here"
-    elif reader := _reader_here(path, store, merged.study):
-        why = f"{reader} reads it from the hub"
-    else:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_json(path, with_checksum(link))
-    if why:
-        merged.kept.append(f"{link['source']}: {why}; merge into a store of its own")
-
-
-def _reader_here(link: Path, store: Store, but: str) -> str:
-    """Return another study of this store whose plan reads the linked corpus, as "studies/<name>", or ""."""
-    for path in sorted(store.studies.glob(f"*/{PLAN}")):
+        return "" if same else "linked to another folder here"
+    for plan in sorted(store.studies.glob(f"*/{PLAN}")):
         with contextlib.suppress(*WRONG):  # commands that read that plan report its damage
-            corpora = corpora_of(decode(read_checked(path)["study"])) if path.parent.name != but else ()
-            if link in {link_path(corpus, store) for corpus in corpora}:
-                return f"studies/{path.parent.name}"
+            corpora = corpora_of(decode(read_checked(plan)["study"])) if plan.parent.name != study else ()
+            if any(link_path(corpus, store) == path for corpus in corpora):
+                return f"studies/{plan.parent.name} reads it from the hub"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_json(path, with_checksum(link))
     return ""

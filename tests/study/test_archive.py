@@ -217,6 +217,15 @@ def test_a_bomb_is_refused_before_it_goes_off(good, refused, tmp_path, monkeypat
     refused([member(LEDGER, b" " * (archive.LARGEST_JSON + 1))], "bytes")
 
 
+def test_headers_that_describe_more_than_they_hold_are_refused(good, refused, tmp_path):
+    """A sparse file unpacks to bytes that were never in the archive; `tarfile` calls itself for every further header."""
+    holes = {"GNU.sparse.size": str(2**25), "GNU.sparse.map": f"{2**25},0"}
+    sparse = member(PLAN_ENTRY, pax_headers=holes)
+    refused(crafted(tmp_path / "f", [*members_of({}), sparse], tarfile.PAX_FORMAT), "no plain file")
+    for kind in (tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.GNUTYPE_LONGNAME):
+        refused([member("x", type=kind)] * 3_000, "damaged")
+
+
 @pytest.mark.parametrize(
     "listing",
     [b"", b"no JSON", b"[]", b"{}", b'{"ledger": 2, "study": "x", "files": {}}', b"[" * 100_000,
@@ -275,6 +284,16 @@ def test_trials_of_another_study_are_refused(good, study, store, tiny_run, refus
     said = changed(good, PLAN_ENTRY, lambda about: about["results"].update(both=training.model))
     for files in (good, said):  # what plan.json says of keys is not believed
         refused(files | planted, "study's")
+    twice = f"metadata/{trial_of(good)}"
+    refused(
+        {**good, twice: changed(good, trial_of(good), lambda about: about.update(lr=9.0))[trial_of(good)]},
+        "twice",
+    )
+
+
+def test_a_study_that_plans_too_much_is_refused(good, refused, monkeypatch):
+    monkeypatch.setattr(archive, "TRIALS", 1)
+    refused(good, "plans more than 1 fine-tunings")
 
 
 def test_a_cut_or_flipped_file_is_refused_wherever_it_was_hurt(good, refused, tmp_path):

@@ -15,7 +15,8 @@ The file is a zstandard-compressed tar, so standard tools can list it, and the s
 
 An archive is untrusted input. It may contain regular files only, with the names above, in the order and with the sizes
 and hashes that ledger.json lists. The decompressed bytes are counted, and reading ends at a limit, so neither a file
-nor a header can fill the memory. Nothing is unpacked to a path that the archive names.
+nor a header can fill the memory. Headers of POSIX's extended format are refused: they can describe a sparse file, which
+is larger than the bytes that were counted. Nothing is unpacked to a path that the archive names.
 """
 
 from __future__ import annotations
@@ -85,6 +86,9 @@ MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard file
 UNPACKED, SHRUNK = 2**26, 100
 # Largest size in bytes of a file: files are read whole, and a parsed JSON takes many times its size.
 LARGEST_JSON, LARGEST = 2**25, 2**28
+TRIALS = (
+    1_000_000  # most fine-tunings that the study of an archive may plan: a short file can plan any number
+)
 
 
 @dataclass(frozen=True)
@@ -208,13 +212,14 @@ def _members(path: Path) -> Iterator[tuple[str, bytes]]:
         with tarfile.open(fileobj=stream, mode="r|") as tar:
             for info in tar:
                 name = info.name[:200]
-                if not _NAME.fullmatch(info.name) or info.type != tarfile.REGTYPE:
+                if not _NAME.fullmatch(info.name) or info.type != tarfile.REGTYPE or info.pax_headers:
                     raise _refusal(path, f"{name!r} has no place in an archive, or is no plain file")
                 if not 0 <= info.size <= largest(info.name):
                     raise _refusal(path, f"{name!r} has {info.size:,} bytes")
                 content = tar.extractfile(info)
                 yield info.name, content.read() if content else b""
-    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError) as wrong:
+    # RecursionError: tarfile calls itself for each of many headers of one file.
+    except (tarfile.TarError, OSError, EOFError, ValueError, OverflowError, RecursionError) as wrong:
         raise _refusal(path, f"it is cut short or damaged ({one_line(wrong)[:200]})") from None
 
 
@@ -423,6 +428,7 @@ def check(path: Path) -> Checked:
         with _refusing(path, folder or "study"):
             if folder:
                 kind, key = folder.split("/")[-2:]
+                _need(key not in found[kind], "it is there twice")
                 found[kind][key] = check_result(folder, files)
             else:
                 loose |= files
@@ -471,6 +477,11 @@ def _planned(name: str, loose: dict[str, bytes], cards: dict[str, dict[str, Any]
     about, known = json.loads(loose[PLAN_ENTRY]), json.loads(loose[FINGERPRINTS])
     study = decode(about["study"])
     _need(isinstance(study, Study) and study.name == name, f"{PLAN_ENTRY} is of another study")
+    if spec := study.finetune:
+        seeds = len(spec.seeds) + (len(spec.discard.seeds) if spec.discard else 0)
+        models = sum(len(run.keep) + 1 for run in study.runs)
+        tunings = models * len(spec.tasks) * len(spec.lrs) * seeds
+        _need(tunings <= TRIALS, f"it plans more than {TRIALS:,} fine-tunings")
     keys = [key for kind in known.values() for key in kind.values()]
     # A model's tokenizer may have no fingerprint (an empty string).
     _need(all(key == "" or is_key(key) for key in keys), f"{FINGERPRINTS} has no keys")

@@ -131,6 +131,20 @@ CASES = {  # verdict, parts → facts of the sentence, and what it does not say
         ["−0.60 ± 0.30", "paper +0.50", "margin −0.20", "1 against"],
         "3.42",
     ),
+    "many against": (
+        "not reproduced",
+        [CLEAR]
+        + [part(-5.0, above=1 - 1e-6, **AGAINST)] * 4
+        + [part(-0.6, title="weak", above=0.99, **AGAINST)],
+        ["5 parts, the least clear −0.60 ± 0.30 (weak)", "of 6 parts 1 clear, 5 against"],
+        "5.00",
+    ),
+    "against by the last step of Holm's procedure": (
+        "not reproduced",
+        [part(-0.1, **WEAK), part(-0.6, above=0.99, **WEAK)],
+        ["−0.60 ± 0.30", "of 2 parts none clear, 1 against"],
+        "0.10",
+    ),
     "underpowered": (
         "underpowered",
         [CLEAR, part(**WEAK, detectable=0.9, paper=0.33, margin=-0.5)],

@@ -120,6 +120,7 @@ def test_the_page_changes_with_the_store_survives_a_broken_study_and_ends_at_con
 
     threading.Thread(target=use, daemon=True).start()
     serve(make_plan, store, tmp_path / "report", port=0, say=said.append)
+    assert said[0].split()[2].startswith("http://127.0.0.1:"), "loopback alone"
     assert "<title>three: Is it so?</title>" in seen["first"]
     assert seen["refused"] == [404] * 6
     assert (tmp_path / "report" / "trials.csv").exists()

@@ -142,6 +142,9 @@ def why(
     if not known:
         return f"{_capital(missing or needs)}."
     deciding = [part for part in known if part.supports == DECIDING.get(verdict)]
+    if verdict == "not reproduced" and not deciding:
+        # Holm's last steps are less strict than the level at which a part counts as against.
+        deciding = [min(known, key=lambda part: part.below)]
     text = _numbers(gist, deciding or known)
     if verdict == "no effect found":
         excluded = all(
@@ -154,9 +157,9 @@ def why(
     if verdict in DECIDING and len(known) > 1:
         clear = sum(part.supports == "yes" for part in known)
         against = sum(part.supports == "against" for part in known)
-        text += f"; of {len(known)} parts {clear or 'none'} clear" + (
-            f", {against} against" if against else ""
-        )
+        against = len(deciding) if verdict == "not reproduced" else against
+        text += f"; of {len(known)} parts {clear or 'none'} clear"
+        text += f", {against} against" if against else ""
     return f"{_capital(text)}." + (f" Missing: {missing}." if missing else "")
 
 
@@ -172,10 +175,10 @@ def _too_weak(weak: Sequence[ClaimPart], effect: float) -> str:
 
 
 def _numbers(gist: str, parts: Sequence[ClaimPart]) -> str:
-    """The gist followed by the numbers of the parts; if there are many, only the least significant one."""
+    """The gist followed by the numbers of the parts; if there are many, only the least clear one."""
     if len(parts) <= LISTED:
         return f"{gist}, in points: {', '.join(map(_short, parts))}"
-    weakest = max(parts, key=lambda part: part.above)
+    weakest = max(parts, key=lambda part: part.below if part.supports == "against" else part.above)
     return f"{gist}: {len(parts)} parts, the least clear {_short(weakest)}"
 
 

@@ -83,7 +83,7 @@ PAPER = Paper(
             contrast="the detour − the detour whose first third of layers is frozen during CLM; mean over tasks; if the detour gains",
             needs=NEEDS + "the detour with and without frozen low layers, and MLM throughout",
             models=Compare((LONG, LOW, MASKED), ignoring=("freeze",)),
-            premise=(above(0, 2, on=None),),
+            premise=(above(0, 2, on=None, title="{line} · the detour minus MLM throughout"),),
             figure="continued",
             paper="60.8 for the detour, 58.4 with layers 0 to 7 frozen, 57.9 for MLM (French, base, mean F1; thesis)",
             equal_data=False,

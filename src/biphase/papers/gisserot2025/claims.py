@@ -560,7 +560,7 @@ CONTINUED = (
         premise=(
             Pattern(
                 lambda on, clm, mlm, clm_base, mlm_base: on.gap(mlm_base, clm_base),
-                "{line} · QA · before",
+                "{line} · QA · the MLM base minus the CLM base, before",
             ),
         ),
         figure="continued",
@@ -679,7 +679,7 @@ BEYOND = (
                 on=None,
             ),
         ),
-        premise=(above(),),
+        premise=(above(title="{line} · {on} · MLM 40% minus CLM"),),
         figure="objectives",
         paper="610m: 6.02 between MNLI and SST-2",
         source="beyond",

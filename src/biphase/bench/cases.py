@@ -102,12 +102,11 @@ class BenchRequest:
         if self.size:
             STARTS[self.size]  # refuses an unknown name
         peers = {*self.against} - {NO_PEER}
+        unknown = peers - {*PEERS}
         refusals = {
-            f"--against {', '.join(sorted(peers))} is not known; known: {', '.join(PEERS)}, none": peers
-            - {*PEERS},
-            "--against none stands alone; leave it out, or leave out the others": len(peers)
-            < len({*self.against})
-            and peers,
+            f"--against {', '.join(sorted(unknown))} is not known; known: {', '.join(PEERS)}, none": unknown,
+            "--against none stands alone; leave it out, or leave out the others": peers
+            and NO_PEER in self.against,
             f"--against: peers have SIZES, and {self.size} is none of them; leave out --against": peers
             and self.size in CONFIGS,
             "--save needs every size of scale; leave out --size": self.save and self.size,

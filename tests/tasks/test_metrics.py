@@ -19,6 +19,7 @@ from biphase.tasks.metrics import (
     accuracy,
     answer_f1,
     confusion,
+    confusion_by_chance,
     correlation,
     correlations,
     entities,
@@ -31,6 +32,7 @@ from biphase.tasks.metrics import (
     normalise,
     score_rankings,
     sentence_macro_f1,
+    token_set_f1,
     word_votes,
 )
 
@@ -46,6 +48,13 @@ def test_the_scores_of_a_set_are_those_of_sklearn(pairs):
     assert accuracy(predicted, gold).mean(dtype=float) == pytest.approx(scores["accuracy"])
     assert scores["macro_f1"] == pytest.approx(f1_score(gold, predicted, average="macro", zero_division=0))
     assert scores["mcc"] == pytest.approx(matthews_corrcoef(gold, predicted), abs=1e-9)
+
+
+@given(st.lists(st.integers(0, 2), min_size=1, max_size=30))
+def test_the_confusion_of_chance_is_the_mean_over_every_guess(labels):
+    gold = np.array(labels)
+    guesses = [confusion(np.full_like(gold, guess), gold, 3) for guess in range(3)]
+    np.testing.assert_allclose(confusion_by_chance(gold, 3), np.mean(guesses, axis=0))
 
 
 # Types that are beginnings of one another, and one with a hyphen of its own.
@@ -103,6 +112,7 @@ TEXTS = st.one_of(
     ),
     st.text(max_size=12),
 )
+POSITIONS = st.sets(st.integers(0, 12))
 
 
 def official_words(text):
@@ -121,6 +131,14 @@ def official_f1(said, gold):
     shared = sum(min(said.count(word), gold.count(word)) for word in set(said))
     precision, recall = shared / len(said), shared / len(gold)
     return 2 * precision * recall / (precision + recall) if shared else 0.0
+
+
+@given(POSITIONS, POSITIONS)
+def test_overlap_is_the_harmonic_mean_of_precision_and_recall(predicted, gold):
+    one, two = predicted or {0}, gold or {0}
+    precision, recall = len(one & two) / len(one), len(one & two) / len(two)
+    harmonic = 2 * precision * recall / (precision + recall) if precision else 0.0
+    assert token_set_f1(predicted, gold) == pytest.approx(harmonic)
 
 
 @given(TEXTS)

@@ -4,8 +4,8 @@
 
 torchrun starts each process anew, which costs seconds of imports; here every rank is a fork that finds its
 place in the same environment variables. `--stop-after`: the wish to stop comes when it is asked for so often, which is
-once a step, instead of by the clock. `--own-seeds`: every rank draws other initial weights, as a CPU of another kind
-would.
+once a step, instead of by the clock. `--count FILE`: leave there what each rank sent, in bytes. `--own-seeds`: every
+rank draws other initial weights, as a CPU of another kind would.
 """
 
 import json
@@ -14,8 +14,10 @@ import signal
 import socket
 import sys
 import traceback
+from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 import biphase.cluster.launch
 import biphase.study.describe
@@ -42,6 +44,42 @@ def own_seeds(rank):
     torch.manual_seed = lambda seed: plain(seed + rank)
 
 
+def count_bytes(sent):
+    """Wrap torch's collectives. A ring sends (n − 1) / n of what is gathered or cut, and twice that of a sum.
+
+    Numbers that are no tensors of a model (labels, losses, norms) do not count. The last sum that begins in a backward
+    pass counts apart: nothing is left to compute beside it.
+    """
+    # What it is, the names that versions of torch have for it, the names of its first tensors: the last is what is sent.
+    for kind, rounds, names, order in (
+        ("sum", 2, ("all_reduce",), ("tensor",)),
+        ("gather", 1, ("all_gather_into_tensor", "all_gather_single"), ("output_tensor",)),
+        ("cut", 1, ("reduce_scatter_tensor", "reduce_scatter_single"), ("output", "input")),
+    ):
+        for name in names:
+            if hasattr(dist, name):
+                setattr(dist, name, _counting(sent, kind, getattr(dist, name), rounds, order))
+
+
+def _counting(sent, kind, plain, rounds, order):
+    latest = [0]
+
+    def counting(*args, **kwargs):
+        tensor = args[len(order) - 1] if len(args) >= len(order) else kwargs[order[-1]]
+        members = dist.get_world_size(kwargs.get("group"))
+        if tensor.is_floating_point() and tensor.numel() > 1:
+            sent[kind] = sent.get(kind, 0) + rounds * (members - 1) * tensor.nbytes // members
+        if kind == "sum" and torch._C._current_graph_task_id() >= 0:
+            latest[0] = rounds * (members - 1) * tensor.nbytes // members
+        elif latest[0]:
+            sent[f"last {kind}"] = sent.get(f"last {kind}", 0) + latest[0]
+            sent[kind] -= latest[0]
+            latest[0] = 0
+        return plain(*args, **kwargs)
+
+    return counting
+
+
 def taken_out(arguments, option):
     """The value of an option of the driver's own."""
     if option not in arguments:
@@ -65,11 +103,15 @@ def together(count, arguments):
                 "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
             }  # fmt: skip
             code = 1
+            sent = {}
             if "--own-seeds" in arguments:
                 arguments.remove("--own-seeds")
                 own_seeds(rank)
             if often := taken_out(arguments, "--stop-after"):
                 stop_after(int(often))
+            if counted := taken_out(arguments, "--count"):
+                count_bytes(sent)
+                distributed.leave = lambda code, **_: sys.exit(code)  # else nothing could be written after it
             try:
                 app(["run", *arguments, "--quiet"], standalone_mode=False)
             except SystemExit as end:
@@ -77,6 +119,8 @@ def together(count, arguments):
             except BaseException:
                 traceback.print_exc()
             finally:
+                if counted and rank == 0:
+                    Path(counted).write_text(json.dumps(sent))
                 os._exit(code)
         ranks.append(child)
     codes = []

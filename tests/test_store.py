@@ -335,3 +335,7 @@ def test_a_store_of_another_version_is_refused(version, first_store, verb):
     assert "remove" not in verb("status", "study.py")[2], "a damaged file is not worth the store"
     write_json(first_store / ABOUT, {"version": 1})
     assert verb("status", "study.py")[0] == 0
+    (first_store / "receipts").mkdir()  # as development versions had; it would pass for an empty store
+    code, _, err = verb("status", "study.py")
+    assert (code, err.count("\n")) == (2, 1)
+    assert "receipts/" in err

@@ -68,6 +68,12 @@ class Store:
     def open(cls, root: Path | str) -> Store:
         """Open the store in a folder; raise StoreError if its format has another version than `VERSION`."""
         store = cls(root)
+        older = [name for name in ("states", "leaves", "receipts") if (store.root / name).is_dir()]
+        if older:  # would pass for an empty store
+            raise StoreError(
+                f"{store.root} was written by an earlier version of biphase ({older[0]}/); type --store with another folder, "
+                "or go on with the version that wrote it"
+            )
         try:
             about = read_json(store.root / ABOUT) if (store.root / ABOUT).exists() else {"version": 1}
         except StoreError:  # which would say to remove the folder

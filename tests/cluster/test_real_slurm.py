@@ -1,4 +1,4 @@
-"""Workers as jobs of a real Slurm: submitted, warned, requeued, cancelled, killed, drained; the results are the same."""
+"""Workers as jobs of a real Slurm: submitted, warned, requeued, stopped, submitted again; the results are the same."""
 
 import json
 import re

@@ -25,6 +25,7 @@ time = "8:00:00"
 gres = "gpu:a100:4"
 cpus-per-task = 32
 exclusive = true
+contiguous = false
 """
 
 

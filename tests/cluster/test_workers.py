@@ -159,6 +159,23 @@ def test_a_silent_worker_on_another_machine_counts_as_gone(store, registry, monk
     assert registry.request().workers == {one.worker}, "if it wakes up, it shall obey"
 
 
+def test_a_file_that_names_another_process_ends_nothing(store, registry):
+    """Whoever can write into a store could name any process of the user in a worker's file."""
+    worker = WorkerHeartbeat(store, "study")
+    forged = json.loads(registry.file(worker.worker).read_text())
+    worker.leave()
+    innocent = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        forged |= {"pid": innocent.pid, "started": process_start(innocent.pid), "owner": "f" * 32}
+        registry.file("here.forged").write_text(json.dumps(forged))
+        ended, _ = stop(store, 1.0)
+        assert [one.endswith(f"process {innocent.pid}") for one in ended.left] == [True]
+        assert innocent.poll() is None
+    finally:
+        innocent.kill()
+        innocent.wait()
+
+
 def test_without_slurm_the_request_stays(store, registry, monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     (store.studies / "study" / "slurm").mkdir(parents=True)

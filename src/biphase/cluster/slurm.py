@@ -171,7 +171,11 @@ def job_name(study: str, submission: str) -> str:
 def job_script(profile: Profile, *, study: str, submission: str, jobs: int, arguments: list[str]) -> str:
     """Return the text of a script for an array of `jobs` workers that run `biphase ARGUMENTS`."""
     options = [
-        *(f"--{name}" if value is True else f'--{name}="{value}"' for name, value in profile.sbatch),
+        *(
+            f"--{name}" if on is True else f'--{name}="{on}"'
+            for name, on in profile.sbatch
+            if on is not False
+        ),
         f'--job-name="{job_name(study, submission)}"',
         f"--array=0-{jobs - 1}",
         f"--signal=B:USR1@{profile.warning_seconds}",

@@ -86,9 +86,7 @@ MAGIC = b"\x28\xb5\x2f\xfd"  # the first bytes of a zstandard file
 UNPACKED, SHRUNK = 2**26, 100
 # Largest size in bytes of a file: files are read whole, and a parsed JSON takes many times its size.
 LARGEST_JSON, LARGEST = 2**25, 2**28
-TRIALS = (
-    1_000_000  # most fine-tunings that the study of an archive may plan: a short file can plan any number
-)
+TRIALS = 1_000_000  # most fine-tunings that an archive's study may plan; a few lines can plan any number
 
 
 @dataclass(frozen=True)

@@ -121,9 +121,9 @@ document.addEventListener("click", event => {
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);
-// Served by `report --watch`, the page reloads itself, but not while somebody reads an opened claim or types a filter.
+// Served by `report --watch`, the page reloads itself, but not while a claim or a run is open or a filter is in use.
 if (["127.0.0.1", "localhost"].includes(location.hostname)) setInterval(() => {
-  if (!one("details[open], [aria-expanded=true], input:focus")) location.reload();
+  if (!one("details[open], [aria-expanded=true], input:focus, input:not(:placeholder-shown)")) location.reload();
 }, 10_000);
 fillBar();
 openTarget();

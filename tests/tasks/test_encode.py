@@ -272,6 +272,21 @@ def test_the_text_is_one_run_in_the_context_and_the_positions_are_all(margins, t
     assert decode_tagged(made, said(made, margins)) == [Decoded(text, frozenset(tokens), span)]
 
 
+@settings(deadline=None)
+@given(st.integers(1, 20), st.integers(6, 12), st.integers(0, 6), st.integers(0, 2**32 - 1))
+def test_a_token_of_several_windows_counts_with_its_highest_margin(count, length, stride, seed):
+    text = " ".join("abcdefgh"[number % 8] for number in range(count))
+    made = letters_of(text, length=length, stride=stride)
+    margins = Ragged(np.random.default_rng(seed).normal(-1, 1, len(made.ids.flat)), made.ids.starts)
+    expected = set()
+    for window, first in enumerate(made.first):
+        for place, margin in enumerate(margins[window]):
+            if margin > 0:
+                at_end = place == made.ids.lengths[window] - 1
+                expected.add(2 + count if at_end else place + (first if place >= 2 else 0))
+    assert decode_tagged(made, margins)[0].tokens == expected
+
+
 def best_span(made, starts, ends, question, longest):
     """The same, found by trying all: the score, the positions."""
     best, found = -np.inf, frozenset()

@@ -188,6 +188,9 @@ def test_a_transformers_folder_on_data_of_ones_own(verb, model_folders, own_csv,
     examples = [line.rsplit("→ ", 1)[1] for line in out.splitlines() if line.startswith("  example")]
     assert sorted(examples) == ["bad", "good"]
     assert json.loads(verb(*command, "--dry-run", "--json")[1])[0]["name"] == "reviews"
+    assert "\n4 fine-tunings would be made" in out
+    _, out, _ = verb("compare", *model_folders.values(), *command[2:], "--dry-run")
+    assert f"\n{4 * len(model_folders)} fine-tunings would be made" in out
 
     code, out, told = verb(*command)
     assert code == 0

@@ -215,7 +215,7 @@ def evaluate(
     if dry_run:
         for model in models:
             run_named(model, store, note=False)
-        _describe_datasets(grid, as_json=as_json)
+        _describe_datasets(grid, len(models), as_json=as_json)
         return
     study = evaluation(models, grid, store, (effect or 1.0) if compares else None)
     _compute(
@@ -255,17 +255,17 @@ def _compute(
     )  # fmt: skip
 
 
-def _describe_datasets(grid: Finetune, *, as_json: bool) -> None:
-    """Print how the datasets of a grid are read, and the number of fine-tunings, without computing anything."""
+def _describe_datasets(grid: Finetune, models: int, *, as_json: bool) -> None:
+    """Print how the datasets of a grid are read, and the fine-tunings of so many models, without computing anything."""
     from dataclasses import asdict
 
     from biphase.study.datasets import describe
     from biphase.text import counted
 
     datasets = [describe(task, download=True) for task in grid.tasks]
-    trained = sum(task.is_trained for task in grid.tasks) * grid.rates * len(grid.seeds)
-    count = counted(trained, "fine-tuning") if trained else counted(len(datasets), "score")
-    count += f" and {counted(grid.screenings, 'short one')}" if grid.screenings else ""
+    trained = models * sum(task.is_trained for task in grid.tasks) * grid.rates * len(grid.seeds)
+    count = counted(trained, "fine-tuning") if trained else counted(models * len(datasets), "score")
+    count += f" and {counted(models * grid.screenings, 'short one')}" if grid.screenings else ""
     lines = [line for dataset in datasets for line in dataset.lines()]
     lines.append(
         f"{count} would be made; nothing was computed or written. To compute: the same without --dry-run"

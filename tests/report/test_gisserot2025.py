@@ -204,6 +204,25 @@ def test_continued_claims_take_the_longest_bases_and_lengths_of_both(plan_of):
 # ---------------------------------------------------------------- the study's own
 
 
+def test_own_claims_are_tested_on_what_they_name(plan_of):
+    pair = "610m-two-12000", "610m-mlm-12000"
+    claims = (
+        Claim("tags", "two stages help to tag", *pair, on=("TC", "squad")),
+        Claim("all", "no worse anywhere", *pair, margin=-1),
+        Claim("f1", "by F1", *pair, on="QA", metric="f1"),
+    )
+    plan, asked = plan_of(study(*both(), quarter(), claims=claims)), {}
+    for claim in claims:
+        tests = found(plan, claim.name)
+        asked[claim.name] = [(test.title, test.margin) for test in tests]
+        assert all(names(test.models) == [*pair] for test in tests)
+    assert asked == {
+        "tags": [("TC", 0), ("squad", 0)],
+        "all": [(family, -1) for family in ("SC", "TC", "QA", "IR")],
+        "f1": [("QA (f1)", 0)],
+    }
+
+
 def test_a_claim_may_name_any_draw_of_a_recipe_but_not_compare_two(plan_of):
     runs = [replace(one, name=f"{one.name}-{seed}", seed=seed) for one in both() for seed in (1, 2)]
     claims = (

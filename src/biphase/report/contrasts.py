@@ -306,7 +306,7 @@ Source = Literal["paper", "beyond", "study"]
 
 
 class Cases(Protocol):
-    """Finds the models that are compared: `Select`, `AcrossSizes`."""
+    """Finds the models that are compared: `Select`, `Compare`, or a paper's own."""
 
     def cases(self, study: ComparableModels) -> list[Case]: ...
 

@@ -3,8 +3,9 @@
 `comparable_models` sorts the models of a plan into `ModelGroup`s (one size, one set of other hyperparameters), and
 these into `Group`s (the same hyperparameters at several sizes). A `Selector` finds models of one kind in a
 `ModelGroup`: CLM from scratch, MLM at a ratio, a split, a continued base. A `Select` combines selectors into `Case`s:
-the models that one test compares, at equal steps. `AcrossSizes` makes one case of all sizes of a group. `Compare` finds
-models by any description of their recipe and run, and may let them differ in hyperparameters that a claim is about.
+the models that one test compares, at equal steps. `Compare` finds models by any description of their recipe and run, and
+may let them differ in hyperparameters that a claim is about. A paper may have selectors of its own: those of
+gisserot2025 are in its measures.py.
 
 All of it needs recipes only, so `biphase plan` can list the tests of a study before any score exists. Models that
 start from a published checkpoint belong to no group, because their earlier training data is not known. `Compare` and a
@@ -232,7 +233,7 @@ class Case:
     steps: tuple[int, ...] = ()
     when: str = ""
     curve: tuple[tuple[Chosen, ...], ...] = ()  # the same models at every length that all of them have
-    sizes: tuple[Case, ...] = ()  # `AcrossSizes`: the case of each size
+    sizes: tuple[Case, ...] = ()  # of a case of several sizes: that of each
 
     def fields(self) -> dict[str, Any]:
         """What patterns of titles may name."""

@@ -325,9 +325,8 @@ def set_in(record: Any, beside: tuple[str, ...]) -> list[tuple[str, str]]:
 
 
 def _written(value: Any) -> str:
-    if not is_dataclass(value) or hasattr(
-        value, "name"
-    ):  # a corpus by its name: it has folders of this machine
+    # Of a corpus its name alone: its record has folders of this machine.
+    if not is_dataclass(value) or hasattr(value, "name"):
         return str(getattr(value, "name", value))
     fields = (name for name in encode(value) if name != "kind")
     return f"{type(value).__name__}({', '.join(f'{name}={getattr(value, name)!r}' for name in fields)})"

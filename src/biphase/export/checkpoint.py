@@ -127,6 +127,9 @@ def _trained_prompts(objective: Contrastive) -> list[Prompts]:
 # ---------------------------------------------------------------- card
 
 
+NOT_TRAINED_ON_PAIRS = "Without training on pairs, mean vectors are not an embedding model: fine-tune it."
+
+
 def _card(
     checkpoint: SavedCheckpoint,
     store: Store,
@@ -165,10 +168,7 @@ def _card(
             *not_masked,
             *limits_of(written),
             f"Texts are cut at {checkpoint.run.packing.length:,} tokens, the longest it was trained on.",
-            *(
-                ["Without training on pairs, mean vectors are not an embedding model: fine-tune it."]
-                * (not embeds)
-            ),
+            *(() if embeds else (NOT_TRAINED_ON_PAIRS,)),
             "It was trained on the data named above and knows what is there, its errors and slants too.",
         ],
     )

@@ -43,9 +43,8 @@ class Stage:
     objective: Objective
     steps: int = ranged(0, least=0)
     rope_base: float = 0.0
-    epochs: float = ranged(
-        0.0, least=0, added=True
-    )  # converted to steps when a plan is made, which needs the size of the corpus
+    # Converted to steps when a plan is made, which needs the size of the corpus
+    epochs: float = ranged(0.0, least=0, added=True)
     peak: float = ranged(0.0, least=0, below=1, hint="0 keeps the schedule's", added=True)
     freeze: tuple[str, ...] = added(())
     layer_decay: float = ranged(0.0, least=0, most=1, hint="0.9 is usual", added=True)

@@ -103,6 +103,7 @@ def mean(parts: Iterable[Part]) -> dict[str, Tensor]:
                 found[key] += share * tensor.float()
             elif not torch.equal(found[key], tensor):
                 raise ModelError(f"Merge: {key} is no weight and differs in {name}; merge other models")
+        del tensors  # before the next part is read
     return {key: tensor.to(dtypes[key]) for key, tensor in found.items()}
 
 

@@ -19,13 +19,16 @@ from biphase.study.describe import status_text
 from biphase.study.ledger import finetunings
 
 
-def ask(port, path=f"/{PAGE}", host=HOST):
+def ask(port, path=f"/{PAGE}", host=HOST, origin=""):
     """The status and the text that a request gets."""
     connection = http.client.HTTPConnection(HOST, port, timeout=10)
     connection.putrequest("GET", path, skip_host=True)
     connection.putheader("Host", host)
+    if origin:
+        connection.putheader("Origin", origin)
     connection.endheaders()
     answer = connection.getresponse()
+    assert answer.getheader("X-Frame-Options") == "DENY"
     body = answer.read().decode()
     connection.close()
     return answer.status, body
@@ -107,6 +110,7 @@ def test_the_page_changes_with_the_store_survives_a_broken_study_and_ends_at_con
         seen["refused"] += [
             ask(port, path)[0] for path in ("/", "/trials.csv", "/../three/plan.json", "/tables")
         ]
+        seen["refused"] += [ask(port, origin=origin)[0] for origin in ("http://evil.example", "null")]
         trial = next(iter(finetunings(plan))).trials[0]
         shutil.move(store.trials / trial.key, tmp_path / "away")
         until(lambda: ask(port)[1] != seen["first"])
@@ -122,7 +126,7 @@ def test_the_page_changes_with_the_store_survives_a_broken_study_and_ends_at_con
     serve(make_plan, store, tmp_path / "report", port=0, say=said.append)
     assert said[0].split()[2].startswith("http://127.0.0.1:"), "loopback alone"
     assert "<title>three: Is it so?</title>" in seen["first"]
-    assert seen["refused"] == [404] * 6
+    assert seen["refused"] == [404] * 8
     assert (tmp_path / "report" / "trials.csv").exists()
     assert "179 of 180 scores" in seen["second"]
     assert seen["third"] == seen["second"], "a study that is being edited leaves the page as it was"

@@ -607,7 +607,10 @@ def serve(
 
 
 class PageHandler(SimpleHTTPRequestHandler):
-    """Serves the page and no other file. Another Host is refused: a website cannot read it by DNS rebinding."""
+    """Serves the page and no other file, in no frame.
+
+    Another Host is refused, so that no website reads the page by DNS rebinding, and so is the script of another origin.
+    """
 
     def do_GET(self) -> None:
         with contextlib.suppress(ConnectionError):  # the reader closed the page while it was sent
@@ -615,10 +618,14 @@ class PageHandler(SimpleHTTPRequestHandler):
 
     def send_head(self) -> Any:
         host = self.headers.get("Host", "").partition(":")[0]
-        if self.path != f"/{PAGE}" or host not in (HOST, "localhost"):
+        if self.path != f"/{PAGE}" or host not in (HOST, "localhost") or "Origin" in self.headers:
             return self.send_error(404)
         del self.headers["If-Modified-Since"]  # times in HTTP are whole seconds; the page may be newer
         return super().send_head()
+
+    def end_headers(self) -> None:
+        self.send_header("X-Frame-Options", "DENY")
+        super().end_headers()
 
     def log_message(self, format: str, *args: Any) -> None:
         """Do not log requests."""

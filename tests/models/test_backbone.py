@@ -45,6 +45,16 @@ def new(size=TINY, *, vocab=64, seed=0):
 # ---------------------------------------------------------------- new models
 
 
+def test_weights_depend_on_the_seed_alone():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    first, same, other = (new(seed=seed) for seed in (1, 1, 2))
+    assert torch.equal(before, torch.get_rng_state())
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), same.parameters(), strict=True))
+    assert not torch.equal(first.head, other.head)
+    assert first.model.base_model.embed_tokens.padding_idx is None  # or the end token would not be trained
+
+
 def batch_of(objective):
     ids = torch.randint(4, 64, (3, 16), generator=torch.Generator().manual_seed(0))
     vocabulary = Vocabulary.of(64, mask_id=3, special_ids=(0, 1))

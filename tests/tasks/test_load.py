@@ -380,6 +380,18 @@ def test_a_bad_judgment_is_named(rows, words, tmp_path):
     refused(Task("ir", IR, str(folder), TESTED, trained_on="x"), words, "judged")
 
 
+@pytest.mark.parametrize("blank", ["", "  ", None])
+def test_a_judged_query_without_text_is_named(blank, tmp_path):
+    folder, queries = beir(tmp_path, test=SOME), asks(12)
+    task = Task("ir", IR, str(folder), TESTED, trained_on="x")
+    queries[5]["text"] = blank  # nobody judges it
+    write(folder / "queries.jsonl", queries)
+    assert load(task, documents="judged").test
+    queries[2]["text"] = blank
+    write(folder / "queries.jsonl", queries)
+    refused(task, "query 'q2' is judged and has no text", "judged")
+
+
 # ---------------------------------------------------------------- whatever files hold
 
 ANYTHING = st.recursive(

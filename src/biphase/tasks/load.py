@@ -340,7 +340,13 @@ def _queries(
 ) -> dict[str, str]:
     """Return the text of each judged query, from the query files or beside its judgments."""
     if "queries" in files:
-        return _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
+        texts = _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
+        nothing = filled(form.query, dict.fromkeys(columns_of("Retrieve", form.query), ""))
+        if empty := [name for name, text in texts.items() if text.strip() == nothing.strip()]:
+            raise DataError(
+                f"{whose}: query {empty[0]!r} is judged and has no text; correct it, or remove it and its judgments"
+            )
+        return texts
     queries: dict[str, str] = {}
     for part in judged.values():
         for name, text in part.texts.items():

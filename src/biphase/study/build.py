@@ -1,8 +1,8 @@
 """Studies made from command-line options: `biphase evaluate MODEL`, `compare MODEL …`, `adapt MODEL` and `new QUESTION`.
 
-`evaluation` makes a study that fine-tunes existing models, to score or to compare them; `finetuning` parses its grid of tasks, learning rates
-and seeds. `adaptation` makes a study that continues an existing model with a masked objective until it attends in
-both directions; `before_after` reports what came of it. Study names end with a hash of the options, so that
+`evaluation` makes a study that fine-tunes existing models, to score or to compare them; `finetuning` parses its grid of
+tasks, learning rates and seeds. `adaptation` makes a study that continues an existing model with a masked objective until
+it attends in both directions; `before_after` reports what came of it. Study names end with a hash of the options, so that
 different options do not share a study. `written` makes the study file of `biphase new`, within a budget.
 """
 

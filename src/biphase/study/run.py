@@ -1,6 +1,6 @@
 """From a verb to workers.
 
-`run_plan` is what the verbs `run`, `adapt` and `evaluate` call: it checks the tasks, registers the worker, starts
+`run_plan` is what the verbs `run`, `adapt`, `evaluate` and `compare` call: it checks the tasks, registers the worker, starts
 several processes if asked for, and lets a `Worker` work. `submit_workers` starts the same command as Slurm jobs.
 """
 

@@ -69,6 +69,7 @@ FOLDERS = "corpus/corpus-00000-of-00001.csv corpus_old/x.csv queries/q.csv corpu
         (FOLDERS, "corpus*", "corpus/corpus-00000-of-00001.csv"),
         (FOLDERS, "queries", "queries/q.csv"),
         (FOLDERS, "pairs*", ""),
+        ("train/a.arrow train/state.json train/dataset_info.json", "train*", ""),  # of save_to_disk
     ],
 )
 def test_a_pattern_means_the_same_files_in_a_folder_and_on_the_hub(there, pattern, found, cache, tmp_path):

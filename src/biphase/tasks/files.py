@@ -108,7 +108,9 @@ KINDS = (".parquet", *JSON, ".csv", ".tsv")
 # CoNLL columns
 COLUMNS = (".conll", ".iob", ".iob2", ".bio", ".txt", ".train", ".dev", ".test", ".testa", ".testb")
 # Files beside the rows of a dataset that describe it.
-ABOUT = ("labels.json", "label.json", "dataset_infos.json", "dataset_info.json", "dataset_dict.json")
+ABOUT = (
+    "labels.json", "label.json", "dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json",
+)  # fmt: skip
 CODECS = {".gz": "gzip", ".zst": "zstd"}
 _BUILTIN = "builtin:"
 

@@ -202,7 +202,8 @@ def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
     """
     import numpy as np
 
-    for name, values in check_arrays(file, content).items():
+    for name, array in check_arrays(file, content).items():
+        values = array.astype("f8")
         part, _, metric = name.partition("/")
         examples, score = about["examples"][part], about["scores"][part].get(metric)
         several = NUMBERS_OF.get(metric, 0)
@@ -224,7 +225,7 @@ def check_values(file: str, content: bytes, about: dict[str, Any]) -> None:
 
 
 def check_arrays(file: str, content: bytes) -> dict[str, Any]:
-    """Load a safetensors file as float64; its arrays must be numbers whose names begin with a split."""
+    """Load a safetensors file; its arrays must be numbers whose names begin with a split."""
     from safetensors import SafetensorError
     from safetensors.numpy import load
 
@@ -236,7 +237,7 @@ def check_arrays(file: str, content: bytes) -> dict[str, Any]:
         part, _, metric = name.partition("/")
         if part not in PARTS or not metric or array.dtype.kind not in "biuf":
             raise StoreError(f"{file} has {name[:60]!r} of the type {array.dtype}")
-    return {name: array.astype("f8") for name, array in arrays.items()}
+    return arrays
 
 
 # ---------------------------------------------------------------- files of the store

@@ -62,9 +62,10 @@ def export_checkpoint(
             trained = _trained_prompts(last)
             prompts = trained[0] if len(trained) == 1 else Prompts("", "")
         writing.write_sentences(folder, width=width, context=context, prompts=prompts)
-        head = AutoModelForMaskedLM if is_masked(written.architecture) else AutoModelForCausalLM
+        fills = is_masked(written.architecture)
+        head = AutoModelForMaskedLM if fills else AutoModelForCausalLM
         config, outputs = model.encoder.trunk.config, partial(readbacks, model, head)
-        vectors = writing.vectors_of(tokenizer, config, outputs, prompts=prompts)
+        vectors = writing.vectors_of(tokenizer, config, outputs, prompts=prompts, fills=fills)
         del model  # from here on the folder is checked, not the model in memory
         if onnx:
             say("writing ONNX, and running it")

@@ -228,13 +228,16 @@ FAR = 1_024  # tokens of the longest text, unless a window requires more or the 
 BEYOND = 32  # tokens beyond the widest window
 
 
-def recorded_texts(tokenizer: ExportedTokenizer, config: Any, prompt: str = "") -> dict[str, np.ndarray]:
+def recorded_texts(
+    tokenizer: ExportedTokenizer, config: Any, prompt: str = "", *, fills: bool = False
+) -> dict[str, np.ndarray]:
     """The texts by which models are compared, with their token ids after a prompt.
 
-    The last one is longer than any attention window, as far as the context allows.
+    The last one is longer than any attention window, as far as the context allows. `fills`: the folder has a class that
+    fills masks, so a text with a mask token is among them.
     """
     texts = {text: (text, False) for text in TEXTS}
-    if tokenizer.mask_is_ours:  # it takes the space before it: the model never saw that space alone
+    if fills and tokenizer.mask_is_ours:  # it takes the space before it: the model never saw that space alone
         texts[f"the cat {tokenizer.model.id_to_token(tokenizer.named['mask_token'])}"] = "the cat", True
     longest = min(tokenizer.context, max(FAR, max(windows_of(config).values(), default=0) + BEYOND))
     far = TEXTS[0]
@@ -502,14 +505,19 @@ Readbacks = Callable[[tuple[np.ndarray, ...]], dict[str, Readback]]
 
 
 def vectors_of(
-    tokenizer: ExportedTokenizer, config: Any, readbacks: Readbacks, *, prompts: Prompts | None = None
+    tokenizer: ExportedTokenizer,
+    config: Any,
+    readbacks: Readbacks,
+    *,
+    prompts: Prompts | None = None,
+    fills: bool = False,
 ) -> Vectors:
     """What the trained model computes for a few texts.
 
     `readbacks` gives its outputs for token ids, the hidden states as "hidden_states". `prompts`: it is a
-    sentence-transformers model.
+    sentence-transformers model. `fills`: as for `recorded_texts`.
     """
-    texts = recorded_texts(tokenizer, config)
+    texts = recorded_texts(tokenizer, config, fills=fills)
     rows = tuple(texts.values())
     same = min(len(rows[0]), len(rows[1]))
     common = int(np.argmax(rows[0][:same] != rows[1][:same])) - 1  # argmax of no difference returns 0
@@ -548,7 +556,8 @@ def vectors_of(
     for name, one in found.items():
         vectors.tensors[name] = vectors.select(name, [numbers.numpy() for numbers in one.numbers])
     for name, prompt in zip(EMBEDDINGS, ("", *prompts), strict=True) if prompts else ():
-        states = readbacks(tuple(recorded_texts(tokenizer, config, prompt).values()))["hidden_states"].numbers
+        prompted = recorded_texts(tokenizer, config, prompt, fills=fills)
+        states = readbacks(tuple(prompted.values()))["hidden_states"].numbers
         means = torch.stack([rows.mean(0) for rows in states])
         vectors.tensors[name] = nn.functional.normalize(means, dim=1).numpy()
     return vectors

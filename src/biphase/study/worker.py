@@ -152,11 +152,16 @@ class Worker:
                     lease.release()
 
     def _discard_checkpoints(self) -> None:
-        """Remove checkpoints of finished fine-tunings that a killed worker, or one on another machine, left behind."""
+        """Remove checkpoints inside finished work that a killed worker, or one on another machine, left behind."""
         self.store.sweep_discarded()
         for key in unfinished(self.store):
             if key in self.open and finished(self.open[key], self.store):
                 Checkpoints(self.store, key).discard()
+        planned = self._planned()
+        if planned is None or all(folder.name in planned for folder in self.store.checkpoints.glob("*")):
+            return
+        for run in self.plan.study.runs:
+            checkpoint.prune(run, run.steps, self.store, self.identities, self._needed(run))
 
     def _choose(self, stopping: bool) -> tuple[Lease | None, dict[str, Any]]:
         """Return the lease and the description of the next job."""
@@ -437,12 +442,18 @@ class Worker:
 
     def _needed(self, run: Pretrain) -> set[str]:
         """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read."""
+        planned = self._planned()
+        if planned is None:
+            return {folder.name for folder in self.store.checkpoints.iterdir()}
+        return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
+
+    def _planned(self) -> dict[str, dict[str, Any]] | None:
+        """Return the training jobs of all plans of the store by their keys; None if a plan cannot be read."""
         try:
-            planned = needed_jobs(self.store) | {job["key"]: job for job in self.plan.to_json()["jobs"]}
-            return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
+            return needed_jobs(self.store) | {job["key"]: job for job in self.plan.to_json()["jobs"]}
         except (StoreError, KeyError, TypeError, ValueError) as error:
             self._say_once(f"{one_line(error)}; until then no checkpoint is removed")
-            return {folder.name for folder in self.store.checkpoints.iterdir()}
+            return None
 
     def _say_once(self, warning: str) -> None:
         if warning and warning not in self.warned:

@@ -1,4 +1,4 @@
-"""On a CUDA device: steps as graphs are the steps taken the plain way, go on after a stop, and never wait.
+"""On a CUDA device: steps as graphs are the steps taken the plain way, mix with them, begin anew, and never wait.
 
 And where only the words that occur are trained, the others decay as they would have.
 
@@ -17,7 +17,7 @@ from biphase import CATALOG, SIZES, AdamW, Choose, Finetune, MultiLabel, Regress
 from biphase.data.tokenizer import train as train_tokenizer
 from biphase.finetune.encoder import TuningOptions
 from biphase.finetune.families import family_of
-from biphase.finetune.trial import Checkpoints, FineTuner
+from biphase.finetune.trial import Checkpoints, FineTuner, batches_of, score
 from biphase.models.backbone import from_scratch
 from biphase.models.encoder import Encoder
 from biphase.presets import CORPORA
@@ -174,6 +174,60 @@ def test_one_step_moves_the_weights_as_a_plain_one(name, sparse_rows, reading):
         if (name, key) == ("choices", "head.out.bias"):
             continue  # all choices get the same bias, so that its gradient is rounding errors alone
         assert (first - second).norm() < 0.1 * second.norm() + 1e-8, key
+
+
+@EVERY
+def test_graphs_and_plain_steps_mix_at_will(name, reading):
+    """Of its sizes only the smaller half is left: the other steps go the plain way between graphs."""
+    some, spec = family(name, reading), spec_of(name)
+    bench = bench_of()
+    bench.finetune(some, spec, lr=RATE, seed=2)
+    buckets = bench.grid.buckets
+    widths = buckets.widths
+    assert len(widths) > 1
+    bench.grid = replace(bench.grid, buckets=replace(buckets, widths=widths[: len(widths) // 2]))
+    whole = [batches_of(some, step, 1, bench.options, bench.grid.buckets) for step in range(STEPS)]
+    ways = [len(micro) == 1 and micro[0].width > 0 for micro in whole]
+    assert 3 < sum(ways) < STEPS - 3
+    mixed = losses(bench.finetune(some, spec, lr=RATE, seed=1)[1])
+    assert_close(mixed, losses(bench_of(graphs=False).finetune(some, spec, lr=RATE, seed=1)[1]))
+
+
+def test_a_fine_tuning_in_company_is_one_alone(reading):
+    """Other rates, seeds and tasks before it leave nothing behind: weights, head, moments, counts, 16-bit copies."""
+    some, other = family("sources-mini", reading), family("wikiann-mini", reading)
+    spec, others = spec_of("sources-mini"), spec_of("wikiann-mini")
+
+    def outcome(bench):
+        model, trained = bench.finetune(some, spec, lr=RATE, seed=1)
+        scored = score(model, some, bench.options)["test"].metrics["accuracy"]
+        counts = {int(state["step"]) for state in bench.grid.adam.state.values()}
+        return losses(trained), scored, counts
+
+    alone = outcome(bench_of())
+    bench = bench_of()
+    bench.finetune(some, spec, lr=5e-3, seed=2)
+    graphs = dict(bench.grid.graphs.captured)
+    again = outcome(bench)
+    assert all(bench.grid.graphs.captured[width] is one for width, one in graphs.items()), "captured anew"
+    bench.finetune(other, others, lr=5e-3, seed=3)
+    after_another = outcome(bench)
+    for one in (again, after_another):
+        assert_close(one[0], alone[0])
+        assert abs(one[1] - alone[1]) < 0.05
+        assert one[2] == alone[2] == {STEPS}
+
+
+def test_warming_up_and_capturing_change_nothing(reading):
+    """At a rate of 0 a run whose every size is captured leaves weights that were never touched."""
+    some, spec = family("sources-mini", reading), spec_of("sources-mini")
+    bench = bench_of()
+    came = {key: value.clone() for key, value in bench.encoder.state_dict().items()}
+    model, trained = bench.finetune(some, spec, lr=0.0, seed=1)
+    assert len(bench.grid.graphs.captured) > 1
+    assert all(torch.equal(came[key], value) for key, value in model.encoder.state_dict().items())
+    assert all(int(state["step"]) == STEPS for state in bench.grid.adam.state.values())
+    assert trained.skipped == 0
 
 
 def test_a_step_without_finite_numbers_is_skipped_inside_a_graph(reading):

@@ -5,6 +5,11 @@ import torch
 from common import store_with
 
 from biphase import CLM, MLM, MNTP, WSD, Chunks, Linear, Mix, Muon, Pretrain, Rows, Size, Stage, Uniform
+from biphase.data.shards import Shards
+from biphase.study.plan import identities
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import Pretraining
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -21,6 +26,23 @@ def run_of(corpus, packing=CHUNKS, stages=TWO_STAGES, **fields):
         "batch_tokens": 16 * 128,
     }
     return Pretrain("run", start=SMALL, corpus=corpus, packing=packing, stages=stages, **(defaults | fields))
+
+
+def job_of(run, step, store, live=None, **options):
+    job = Pretraining(
+        run,
+        step,
+        store=store,
+        shards=Shards.open(next(store.shards.iterdir())),
+        identities=identities(store),
+        ranks=Ranks(0, 1, CUDA),
+        needed=set,
+        flops_per_token=1.0,
+        options=RuntimeOptions(quiet=True, **options),
+        live=live,
+    )
+    job.train()
+    return job
 
 
 @pytest.fixture
@@ -44,10 +66,10 @@ def same_bits(one, other):
 
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)
 @pytest.mark.parametrize("micro_rows", [16, 8])
-def test_captured_steps_have_the_losses_and_labels_of_plain_ones(corpus, stores, train, packing, micro_rows):
+def test_captured_steps_have_the_losses_and_labels_of_plain_ones(corpus, stores, packing, micro_rows):
     run = run_of(corpus, packing)
-    captured = train(run, 120, stores("graphs"), micro_rows=micro_rows)
-    plain = train(run, 120, stores("plain"), micro_rows=micro_rows, graphs=False)
+    captured = job_of(run, 120, stores("graphs"), micro_rows=micro_rows)
+    plain = job_of(run, 120, stores("plain"), micro_rows=micro_rows, graphs=False)
     assert len(captured.graphs.captured) == 2, "one graph for each objective"
     assert plain.graphs is None
     counts = [[line["labels"] for line in job.meter.lines if "labels" in line] for job in (captured, plain)]
@@ -61,12 +83,21 @@ def test_captured_steps_have_the_losses_and_labels_of_plain_ones(corpus, stores,
     assert heldout[0] == pytest.approx(heldout[1], abs=0.05)
 
 
-def test_a_stage_that_freezes_layers_is_captured_anew_and_changes_nothing_in_them(corpus, stores, train):
+def test_a_captured_step_never_sees_a_former_batch(corpus, stores):
+    """Cuts and masks differ in every step: with those of the first batch losses would leave the plain ones at once."""
+    run = run_of(corpus, stages=(Stage(MLM(0.4), 12),), schedule=WSD(1e-9, 0, 0))
+    captured = losses(job_of(run, 12, stores("graphs")))
+    plain = losses(job_of(run, 12, stores("plain"), graphs=False))
+    assert plain.std() > 0.003, "batches differ"
+    assert (captured - plain).abs().max() < 0.002
+
+
+def test_a_stage_that_freezes_layers_is_captured_anew_and_changes_nothing_in_them(corpus, stores):
     frozen = Stage(CLM(), 20, freeze=("embeddings", "layers[:1]"), layer_decay=0.5)
     run = run_of(corpus, stages=(Stage(CLM(), 20), frozen, Stage(CLM(), 20)), z_loss=1e-3)
     store, jobs, live = stores("graphs"), [], None
     for step in (20, 30, 60):  # in the middle of the frozen stage, since at its end its graphs are dropped
-        jobs.append(train(run, step, store, live))
+        jobs.append(job_of(run, step, store, live))
         live = jobs[-1].live_model()
         jobs[-1] = weights(jobs[-1]), len(jobs[-1].graphs.captured), losses(jobs[-1])
     for (before, _, _), (after, captured, _), still in zip(jobs, jobs[1:], (True, False), strict=False):
@@ -74,20 +105,20 @@ def test_a_stage_that_freezes_layers_is_captured_anew_and_changes_nothing_in_the
         for name in before:
             low = "layers.0." in name or "embed_tokens" in name
             assert torch.equal(before[name], after[name]) == (still and low), name
-    plain = losses(train(run, 60, stores("plain"), graphs=False))
+    plain = losses(job_of(run, 60, stores("plain"), graphs=False))
     assert (jobs[-1][2] - plain).abs().max() < 0.1
 
 
-def test_muon_trains_on_the_fused_path_with_plain_steps(corpus, stores, train):
-    job = train(run_of(corpus, optimizer=Muon()), 60, stores("muon"))
+def test_muon_trains_on_the_fused_path_with_plain_steps(corpus, stores):
+    job = job_of(run_of(corpus, optimizer=Muon()), 60, stores("muon"))
     assert (job.placed.path, job.graphs) == ("fused", None)
     assert losses(job)[-5:].mean() < losses(job)[:5].mean() - 0.3
 
 
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)
-def test_a_stopped_and_resumed_run_ends_in_the_same_bits(corpus, stores, train, packing):
+def test_a_stopped_and_resumed_run_ends_in_the_same_bits(corpus, stores, packing):
     run = run_of(corpus, packing)
-    whole = train(run, 120, stores("whole"), deterministic=True)
+    whole = job_of(run, 120, stores("whole"), deterministic=True)
     store, taken = stores("cut"), []
 
     def stop():
@@ -95,39 +126,39 @@ def test_a_stopped_and_resumed_run_ends_in_the_same_bits(corpus, stores, train, 
         return len(taken) in (31, 31 + 47)  # in either phase
 
     for _ in range(3):
-        cut = train(run, 120, store, stop=stop, deterministic=True)
+        cut = job_of(run, 120, store, stop=stop, deterministic=True)
     assert cut.progress.step == 120
     assert torch.equal(losses(cut), losses(whole))
     assert same_bits(cut, whole)
 
 
-def test_a_job_goes_on_with_the_graphs_of_the_live_model(corpus, stores, train):
+def test_a_job_goes_on_with_the_graphs_of_the_live_model(corpus, stores):
     run = run_of(corpus, stages=(Stage(MLM(0.4), 80),))
     store = stores("live")
-    first = train(run, 40, store, deterministic=True)
+    first = job_of(run, 40, store, deterministic=True)
     graphs = dict(first.graphs.captured)
-    second = train(run, 80, store, live=first.live_model(), deterministic=True)
+    second = job_of(run, 80, store, live=first.live_model(), deterministic=True)
     assert dict(second.graphs.captured) == graphs, "captured anew"
     other = stores("loaded")
-    train(run, 40, other, deterministic=True)
-    assert same_bits(second, train(run, 80, other, deterministic=True))
+    job_of(run, 40, other, deterministic=True)
+    assert same_bits(second, job_of(run, 80, other, deterministic=True))
 
 
-def test_a_branch_from_an_earlier_checkpoint_does_not_replay_steps_of_later_weights(corpus, stores, train):
+def test_a_branch_from_an_earlier_checkpoint_does_not_replay_steps_of_later_weights(corpus, stores):
     trunk = run_of(corpus, stages=(Stage(CLM(), 60),), keep=(30,))
     branch = run_of(corpus, stages=(Stage(CLM(), 30), Stage(MLM(0.4), 30)), schedule=trunk.schedule)
     store = stores("live")
-    train(trunk, 30, store, deterministic=True)
-    end = train(trunk, 60, store, deterministic=True)
-    live = train(branch, 60, store, live=end.live_model(), deterministic=True)
+    job_of(trunk, 30, store, deterministic=True)
+    end = job_of(trunk, 60, store, deterministic=True)
+    live = job_of(branch, 60, store, live=end.live_model(), deterministic=True)
     other = stores("alone")
-    assert torch.equal(losses(live), losses(train(branch, 60, other, deterministic=True)))
+    assert torch.equal(losses(live), losses(job_of(branch, 60, other, deterministic=True)))
 
 
-def test_a_new_rope_base_is_read_by_captured_steps(corpus, stores, train):
+def test_a_new_rope_base_is_read_by_captured_steps(corpus, stores):
     stages = (Stage(MLM(0.4), 20), Stage(MLM(0.4), 20, rope_base=500.0))
     run = run_of(corpus, stages=stages)
-    captured, plain = train(run, 40, stores("graphs")), train(run, 40, stores("plain"), graphs=False)
+    captured, plain = job_of(run, 40, stores("graphs")), job_of(run, 40, stores("plain"), graphs=False)
     assert captured.graphs.captured
     assert (losses(captured) - losses(plain)).abs().max() < 0.02
 
@@ -142,12 +173,10 @@ MIXTURES = [
 
 @pytest.mark.parametrize(("mix", "graphs"), MIXTURES, ids=["quarter", "by label", "half a row"])
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128)], ids=str)
-def test_captured_steps_of_a_mixture_have_the_losses_of_plain_ones(
-    corpus, stores, train, packing, mix, graphs
-):
+def test_captured_steps_of_a_mixture_have_the_losses_of_plain_ones(corpus, stores, packing, mix, graphs):
     run = run_of(corpus, packing, stages=(Stage(mix, 60),))
-    captured = train(run, 60, stores("graphs"))
-    plain = train(run, 60, stores("plain"), graphs=False)
+    captured = job_of(run, 60, stores("graphs"))
+    plain = job_of(run, 60, stores("plain"), graphs=False)
     assert len(captured.graphs.captured) == graphs
     assert {True, False} == {batch.causal for step in range(10) for batch in captured._batches(step)}
     apart = (losses(captured) - losses(plain)).abs()
@@ -155,15 +184,29 @@ def test_captured_steps_of_a_mixture_have_the_losses_of_plain_ones(
     assert apart.max() < 0.3
 
 
-def test_a_changing_mixture_compiles_a_few_shapes(corpus, stores, train):
+def test_a_mixture_resumes_to_the_same_bits(corpus, stores):
+    run = run_of(corpus, stages=(Stage(Mix({CLM(): 3, DRAWN: 1}), 60),))
+    whole = job_of(run, 60, stores("whole"), deterministic=True)
+    store = stores("cut")
+    answers = iter([*[False] * 22, True])
+    job_of(run, 60, store, stop=lambda: next(answers, False), deterministic=True)
+    assert same_bits(job_of(run, 60, store, deterministic=True), whole)
+
+
+def test_a_changing_mixture_compiles_a_few_shapes(corpus, stores):
     """All shapes would exceed the limit of compiled graphs, and the run would fail."""
     mix = Mix({CLM(): Linear(1, 0, 60), MLM(0.4): Linear(0, 1, 60)})
     run = run_of(corpus, stages=(Stage(mix, 60),))
-    assert train(run, 60, stores("compiled"), compiled=True).placed.path == "compiled"
+    assert job_of(run, 60, stores("compiled"), compiled=True).placed.path == "compiled"
 
 
-def test_documents_and_scheduled_ratios_are_not_captured(corpus, stores, train):
-    documents = train(run_of(corpus, Rows(128, document_mask=True)), 20, stores("documents"))
+def test_large_models_are_not_captured(corpus, stores, monkeypatch):
+    monkeypatch.setattr("biphase.training.loop.CAPTURED_WORK", 0)
+    assert job_of(run_of(corpus), 5, stores("large")).graphs is None
+
+
+def test_documents_and_scheduled_ratios_are_not_captured(corpus, stores):
+    documents = job_of(run_of(corpus, Rows(128, document_mask=True)), 20, stores("documents"))
     assert not documents.graphs.captured
     scheduled = run_of(corpus, stages=(Stage(MLM(Linear(0.4, 0.2, 15)), 20),))
-    assert not train(scheduled, 20, stores("scheduled")).graphs.captured
+    assert not job_of(scheduled, 20, stores("scheduled")).graphs.captured

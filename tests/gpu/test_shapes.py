@@ -5,10 +5,14 @@ import torch
 
 from biphase import CLM, MLM, WSD, Chunks, Config, Pretrain, Rows, Stage, modernbert
 from biphase.attention import AttentionPattern, segment_mask
+from biphase.data.shards import Shards
 from biphase.data.stream import boundaries_of, positions_of
 from biphase.keys import checkpoint_key
 from biphase.models.backbone import from_scratch
 from biphase.study.plan import identities
+from biphase.training.distributed import Ranks
+from biphase.training.options import RuntimeOptions
+from biphase.training.pretrain import Pretraining
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
@@ -76,6 +80,22 @@ def test_law_one_with_windows_as_on_the_masked_path(config, kind, compiled):
             assert moved[max(low, at - WINDOW) : at].any() == (not causal)
 
 
+def train(run, step, store, **options):
+    job = Pretraining(
+        run,
+        step,
+        store=store,
+        shards=Shards.open(next(store.shards.iterdir())),
+        identities=identities(store),
+        ranks=Ranks(0, 1, CUDA),
+        needed=set,
+        flops_per_token=1.0,
+        options=RuntimeOptions(quiet=True, **options),
+    )
+    job.train()
+    return job
+
+
 def run_of(corpus, config, name="run", packing=None, **fields):
     defaults = {
         "stages": (Stage(CLM(), 100), Stage(MLM(0.4), 100)),
@@ -88,7 +108,7 @@ def run_of(corpus, config, name="run", packing=None, **fields):
 
 
 @pytest.mark.parametrize("packing", [Chunks(128), Rows(128, document_mask=True), Rows(128)], ids=str)
-def test_a_modernbert_learns_follows_fp32_and_resumes_without_new_graphs(corpus, store, train, packing):
+def test_a_modernbert_learns_follows_fp32_and_resumes_without_new_graphs(corpus, store, packing):
     run, graphs = run_of(corpus, MIXED, packing=packing), []
 
     def look():  # asked before every step
@@ -112,7 +132,7 @@ def test_a_modernbert_learns_follows_fp32_and_resumes_without_new_graphs(corpus,
     assert store.has(store.checkpoints / checkpoint_key(run, 200, identities(store)))
 
 
-def test_a_configuration_that_our_kernels_know_takes_them(corpus, store, train):
+def test_a_configuration_that_our_kernels_know_takes_them(corpus, store):
     llama = Config("llama", {"model_type": "llama", **GROUPED})
     job = train(run_of(corpus, llama, stages=(Stage(CLM(), 20),)), 20, store)
     assert job.placed.path == "fused"

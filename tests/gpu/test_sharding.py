@@ -1,6 +1,9 @@
-"""On CUDA devices: a sharded model in a group of one, over NCCL, compiled or not, beside our kernels."""
+"""On CUDA devices: a sharded model in a group of one, over NCCL, compiled or not, beside our kernels; two GPUs if there are."""
 
 import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -76,3 +79,33 @@ def test_a_sharded_model_learns_as_our_kernels_do(shards, compiled, recompute):
     assert path == ("compiled" if compiled else "plain")
     assert plain[-1] < plain[0] - 0.5
     torch.testing.assert_close(cut, plain, rtol=0.02, atol=0)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("shard", ["none", "full"])
+def test_two_gpus_train_a_study_and_go_on(corpus, tmp_path, shard):
+    study = tmp_path / "study.py"
+    size = "Size('small', layers=3, hidden=256, heads=4, kv_heads=2, ffn=512)"
+    study.write_text(
+        "from biphase import *\n"
+        f"text = Corpus('tiny', {corpus.source!r}, BPE(320), heldout='heldout.jsonl')\n"
+        f"study = Study('two', (Pretrain('clm', {size}, text, (Stage(CLM(), 60),), packing=Chunks(32, 4),"
+        " batch_tokens=256, schedule=WSD(1e-3, 5, 5), heldout_every=60, heldout_tokens=512),))\n"
+    )
+    for more in (("--for", "1s"), ()):
+        words = [
+            "run",
+            study,
+            "--store",
+            tmp_path / "store",
+            "--processes",
+            "2",
+            "--shard",
+            shard,
+            "--checkpoint",
+            "10",
+        ]
+        command = [sys.executable, "-m", "biphase", *map(str, words), *more]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+        assert done.returncode == 0, done.stderr[-2000:]
+    assert list(Path(tmp_path / "store" / "checkpoints").glob("*/model.safetensors"))

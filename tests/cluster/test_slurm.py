@@ -84,7 +84,7 @@ def test_a_job_of_several_machines_starts_a_launcher_on_each(profile):
         ("job = 1", "'jobs'"), ("jobs = 0", "jobs = 1"), ('jobs = "4"', "jobs"), ("nodes = -2", "nodes = 1"),
         ('warning = "soon"', "9m"), ('warning = "0s"', "warning"), ("setup = [1]", "setup"), ("jobs = ", "slurm.toml"),
         ("[slurm]\njobs = 1", "'slurm'"), ('[sbatch]\narray = "0-9"', "'jobs'"), ("[sbatch]\nnodes = 2", "'nodes'"),
-        ('[sbatch]\n"--qos" = "long"', "--qos"), ('[sbatch]\nN = 2', "long name"),
+        ("[sbatch]\nwait = true", "wait"), ('[sbatch]\n"--qos" = "long"', "--qos"), ('[sbatch]\nN = 2', "long name"),
         ('[sbatch]\nqos = "a\\nb"', "qos"), ("[sbatch]\nqos = 'a\"b'", "qos"), ("[sbatch]\nmem = [1]", "sbatch"),
         ('partition = "gpu"\ngpus = 4', "partition, gpus: "), ('sbatch = ["--exclude=node7"]', "[sbatch]"),
     ],

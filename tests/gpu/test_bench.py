@@ -53,7 +53,9 @@ def test_a_profile_tells_kinds_of_kernels_apart_and_adds_up_to_the_step():
 @pytest.mark.parametrize("peer", ["trainer", "trainer-compiled"])
 @pytest.mark.parametrize("objective", ["mlm", "clm"])
 def test_the_trainer_pretrains(peer, objective):
-    measured = measure.theirs(CUDA, lambda: measure.pretrain_with_trainer(case_of(objective), CUDA, peer=peer))
+    measured = measure.theirs(
+        CUDA, lambda: measure.pretrain_with_trainer(case_of(objective), CUDA, peer=peer)
+    )
     assert not measured.failed
     assert measured.peak_bytes > 0
 

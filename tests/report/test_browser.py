@@ -4,6 +4,7 @@ Chromium is Debian's (tests/system-packages installs it), driven by playwright. 
 Without a browser these tests fail where a machine is to prove something (CI) and are left out elsewhere, with a line.
 """
 
+import os
 import shutil
 import threading
 from dataclasses import replace
@@ -15,7 +16,7 @@ from common import BROWSER_ARGUMENTS, browser_executable
 from playwright.sync_api import expect, sync_playwright
 
 from biphase import CLM, MLM, WSD, Stage, Study
-from biphase.report.build import HOST, PAGE, PageHandler, build
+from biphase.report.build import HOST, PAGE, PageHandler, build, render
 from biphase.store import Store
 from biphase.study.ledger import finetunings
 
@@ -222,12 +223,16 @@ def test_paper_is_light_and_shows_everything(visit, built):
 
 
 def test_a_watched_page_reloads_when_it_was_written_again(visit, built, tmp_path):
-    shutil.copy(built.page, tmp_path)
+    live = render(built.content, live=True)
+    (tmp_path / PAGE).write_text(live)
+    os.utime(tmp_path / PAGE, (1e9, 1e9))  # times in HTTP are whole seconds
     with ThreadingHTTPServer((HOST, 0), partial(PageHandler, directory=str(tmp_path))) as server:
         threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
         page = visit(address=f"http://{HOST}:{server.server_port}/{PAGE}")
-        (tmp_path / PAGE).write_text(built.page.read_text().replace("Is it so?", "Is it not?"))
-        expect(page.locator("h1")).to_have_text("Is it not?", timeout=15_000)
+        page.wait_for_function("written !== null")
+        (tmp_path / PAGE).write_text(live.replace("Is it so?", "Is it not?"))
+        page.evaluate("reloadIfWritten()")
+        expect(page.locator("h1")).to_have_text("Is it not?")
         page.goto("about:blank")
         server.shutdown()
 

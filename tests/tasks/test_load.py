@@ -392,6 +392,16 @@ def test_a_judged_query_without_text_is_named(blank, tmp_path):
     refused(task, "query 'q2' is judged and has no text", "judged")
 
 
+@pytest.mark.parametrize("documents", ["judged", "all"])
+def test_a_few_judged_documents_may_have_no_text_but_not_more(documents, tmp_path):
+    folder = beir(tmp_path, test=SOME)
+    task = Task("ir", IR, str(folder), TESTED, trained_on="x")
+    assert load(task, documents=documents).test
+    rows = [json.loads(line) for line in (folder / "corpus.jsonl").read_text().splitlines()]
+    write(folder / "corpus.jsonl", [row | {"title": "", "text": None} for row in rows])
+    refused(task, "judged documents have no text", documents)
+
+
 # ---------------------------------------------------------------- whatever files hold
 
 ANYTHING = st.recursive(

@@ -52,6 +52,7 @@ from biphase.store import Store
 OWN_OPTIONS = {
     "array": "jobs", "signal": "warning", "nodes": "nodes", "ntasks": "processes", "ntasks-per-node": "processes",
 }  # fmt: skip
+IMPOSSIBLE = ("wrap", "wait", "parsable", "test-only")
 # Fields of profiles before there was the table [sbatch].
 FORMER_FIELDS = ("partition", "account", "qos", "constraint", "time", "gpus", "gpu_type", "cpus", "memory")
 EXAMPLE = 'partition = "gpu", time = "8:00:00", gres = "gpu:1", cpus-per-task = 8, mem = "64G"'
@@ -63,7 +64,7 @@ class Profile:
 
     jobs: int = 1  # size of the array: number of workers
     nodes: int = 1  # machines of each job, which train together
-    processes: int = 0  # processes on each machine that train together; 0: one per GPU of `gres`
+    processes: int = 0  # on each machine, which train together; 0: one per GPU of `gres` or `gpus-per-node`
     warning: str = "5m"  # time before the end at which the job is warned: enough for a step and a checkpoint
     setup: tuple[str, ...] = ()  # shell lines before the worker starts
     command: str = ""  # the `biphase` command in the job; empty: that of this Python
@@ -72,7 +73,9 @@ class Profile:
     @property
     def together(self) -> int:
         """Number of processes of one worker on each of its machines."""
-        gpus = re.fullmatch(r"gpu:(?:.+:)?(\d+)", str(dict(self.sbatch).get("gres", "")))
+        options = dict(self.sbatch)
+        gpus = re.search(r"(?:^|,)gpu:(?:[^,:]+:)?(\d+)", str(options.get("gres", "")))
+        gpus = gpus or re.fullmatch(r"(?:[^,:]+:)?(\d+)", str(options.get("gpus-per-node", "")))
         return self.processes or max(1, int(gpus[1]) if gpus else 1)
 
     @property
@@ -86,6 +89,10 @@ class Profile:
         if not 1 <= self.warning_seconds <= 65_535:
             raise SpecError(f"warning = {self.warning!r} must lie between 1s and 18h")
         for name, value in self.sbatch:
+            if name in IMPOSSIBLE:
+                raise SpecError(
+                    f"sbatch: {name} cannot be used, since biphase writes and follows the job; leave it out"
+                )
             if name in OWN_OPTIONS:
                 raise SpecError(f"sbatch: {name} is set by biphase; use the field {OWN_OPTIONS[name]!r}")
             if not re.fullmatch(r"[a-z][a-z0-9-]+", name):

@@ -123,7 +123,7 @@ def build(plan: Plan, store: Store, folder: Path, *, live: bool = False, static:
     """
     began = time.monotonic()
     content = collect(plan, store, live=live)
-    html = render(content)
+    html = render(content, live=live)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         made = [_write(folder / PAGE, html.encode()), *_beside(content, folder, static=static)]
@@ -191,13 +191,14 @@ SUPPORTS = {
 }
 
 
-def render(content: Content) -> str:
-    """The page of a report."""
+def render(content: Content, *, live: bool = False) -> str:
+    """The page of a report; one that is `live` may ask its own server whether it was written again, and nothing else."""
     environment = _environment()
     figures = _json({figure.id: specification(figure) for figure in content.figures})
     scripts = [f"const PALETTES = {_json(PALETTES)};", _asset("page.js"), _asset("figures.js")]
     return environment.get_template("template.html.j2").render(
         content=content,
+        live=live,
         top=content.headline,
         about=content.provenance,
         missing=content.missing,

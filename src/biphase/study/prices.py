@@ -185,7 +185,7 @@ def _bill(plan: Plan, store: Store, device: str, efficiency: float | None) -> Bi
         why = f"{device} was not measured: hours are FLOPs at a share of its peak{without}. There, type: {measure_into(store)}"
         return price_by_flops(plan, device, EFFICIENCY, why)
     made = price(plan, machine)
-    if plan.jobs and not made.jobs and not made.tunings and made.unmeasured and device in DEVICES:
+    if plan.jobs and not made.precisions and made.unmeasured and device in DEVICES:
         why = f"hours are FLOPs at a share of the peak: steps like these were not measured on {device}"
         by_flops = price_by_flops(plan, device, EFFICIENCY, why, *made.notes)
         return made if by_flops.hours(plan.jobs) is None else by_flops

@@ -245,6 +245,7 @@ def _grade(value: Any) -> int | None:
 
 
 DOCUMENT_ID = "_id|id|docid|doc_id|corpus-id|corpus_id|pid"
+EMPTY = 0.01  # share of judged documents that may have no text, as a few in old collections
 
 
 def load_retrieval(
@@ -275,6 +276,12 @@ def load_retrieval(
         library = Library(names, tuple(texts[name] for name in names))
         place = {name: number for number, name in enumerate(names)}
     _refuse_missing(whose, rows, queries, texts, wanted)
+    blank = _without_text(form.document, {name: texts[name] for name in sorted(wanted)})
+    if len(blank) > EMPTY * len(wanted):
+        raise DataError(
+            f"{whose}: {len(blank)} of {len(wanted)} judged documents have no text, {blank[0]!r} among them; name "
+            "their columns in document='…', or remove them and their judgments"
+        )
 
     if "pairs" in files:
         pairs = _pairs(whose, form, files["pairs"])
@@ -341,8 +348,7 @@ def _queries(
     """Return the text of each judged query, from the query files or beside its judgments."""
     if "queries" in files:
         texts = _document_texts(whose, form.query, files["queries"], QUERY_ID, wanted)
-        nothing = filled(form.query, dict.fromkeys(columns_of("Retrieve", form.query), ""))
-        if empty := [name for name, text in texts.items() if text.strip() == nothing.strip()]:
+        if empty := _without_text(form.query, texts):
             raise DataError(
                 f"{whose}: query {empty[0]!r} is judged and has no text; correct it, or remove it and its judgments"
             )
@@ -356,6 +362,12 @@ def _queries(
                     f"{whose}: two parts have the query {name!r} with other texts; give one another id"
                 )
     return queries
+
+
+def _without_text(template: str, texts: dict[str, str]) -> list[str]:
+    """Return the names of texts that are the template alone, because its columns are blank."""
+    nothing = filled(template, dict.fromkeys(columns_of("Retrieve", template), "")).strip()
+    return [name for name, text in texts.items() if text.strip() == nothing]
 
 
 def _document_texts(

@@ -125,7 +125,10 @@ def _heldout(
     if not stream.rows:
         return {}
     model = starting_model(run, next(iter(sources.values())))
-    model.model.load_state_dict(weights, strict=False)  # of tied weights there is one
+    unknown = model.model.load_state_dict(
+        weights, strict=False
+    ).unexpected_keys  # of tied weights there is one
+    assert not unknown, unknown
     if run.initial_rope_base:
         set_rope_base(model.model, run.initial_rope_base)
     model.to(device).prepare(device, run.precision, compiled=False)

@@ -121,9 +121,20 @@ document.addEventListener("click", event => {
 });
 document.addEventListener("input", event => { if (event.target.dataset.filter) filterTable(event.target); });
 addEventListener("hashchange", openTarget);
-// Served by `report --watch`, the page reloads itself, but not while a claim or a run is open or a filter is in use.
-if (["127.0.0.1", "localhost"].includes(location.hostname)) setInterval(() => {
-  if (!one("details[open], [aria-expanded=true], input:focus, input:not(:placeholder-shown)")) location.reload();
-}, 10_000);
+// Served by `report --watch`, the page reloads itself when it was written again, but not while a claim or a run is open
+// or a filter is in use. Without an answer the watch has ended, and the page stays as it is.
+let written = null;
+async function reloadIfWritten() {
+  const answer = await fetch(location.pathname, {method: "HEAD", cache: "no-store"}).catch(() => null);
+  const now = answer?.headers.get("Last-Modified") ?? written;
+  if (!one("details[open], [aria-expanded=true], input:focus, input:not(:placeholder-shown)")) {
+    if (written && now !== written) location.reload();
+    written = now;
+  }
+}
+if (["127.0.0.1", "localhost"].includes(location.hostname)) {
+  reloadIfWritten();
+  setInterval(reloadIfWritten, 10_000);
+}
 fillBar();
 openTarget();

@@ -238,3 +238,18 @@ def test_a_job_keeps_its_checkpoint_while_another_study_continues(tiny_run, stor
     worker(short, store, printed).work()
     assert ledger.done_keys(short, store) == set(short.jobs)
     assert not kept[0].exists()
+
+
+def test_a_checkpoint_that_a_killed_worker_did_not_prune_is_removed_by_the_next(
+    tiny_run, store, tmp_path, worker
+):
+    """A kill between the publication of a job's end and the pruning leaves a checkpoint inside a finished job."""
+    plan = planned(store, "s", tiny_run())
+    short_slot(worker, plan, store, 3)
+    (inside,) = (folder for folder in store.checkpoints.iterdir() if folder.name not in plan.jobs)
+    shutil.copytree(inside, tmp_path / "inside")
+    worker(plan, store).work()
+    assert not inside.exists()
+    shutil.copytree(tmp_path / "inside", inside)
+    assert worker(plan, store).work().computed == 0
+    assert {folder.name for folder in store.checkpoints.iterdir()} == set(plan.jobs)

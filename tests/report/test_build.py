@@ -22,13 +22,13 @@ from biphase.report.build import (
     AxisScale,
     Mark,
     build,
+    collect,
     drawing,
     escape,
     inside_script,
     latex,
     markdown,
 )
-from biphase.report.content import collect
 from biphase.report.statistics.intervals import Estimate
 from biphase.store import Store
 from biphase.study import ledger as state_ledger

@@ -8,8 +8,7 @@ import pytest
 
 from biphase import CLM, MLM, Stage, Study
 from biphase.metadata import TRIAL
-from biphase.report.build import latex, markdown, render
-from biphase.report.content import collect
+from biphase.report.build import collect, latex, markdown, render
 from biphase.report.estimates import edges, estimate
 from biphase.report.evidence import gather
 from biphase.study.ledger import finetunings

@@ -14,7 +14,7 @@ from biphase import CLM, Fewer, Stage, Study
 from biphase.metadata import TRIAL, VALUES, check_values
 from biphase.records import encode
 from biphase.report import tables
-from biphase.report.content import collect
+from biphase.report.build import collect
 from biphase.report.evidence import Resamples, gather
 from biphase.store import MANIFEST, Store, publish, verify, write_json
 from biphase.study.ledger import finetunings, note_failure, read_trial, score_rows, survey_trials

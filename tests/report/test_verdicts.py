@@ -13,9 +13,8 @@ from small_studies import K, claims_of, clm, mlm, run, study, two
 from biphase import CLM, MLM, SIZES, TASKS, WSD, Claim, Hub, Pretrain, Stage, Study
 from biphase.papers.gisserot2025 import PAPER
 from biphase.report import verdicts
-from biphase.report.build import latex, markdown
+from biphase.report.build import collect, latex, markdown
 from biphase.report.build import render as render_page
-from biphase.report.content import collect
 from biphase.report.contrasts import ClaimPart
 from biphase.report.evidence import gather
 from biphase.report.statistics.intervals import Estimate

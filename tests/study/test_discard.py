@@ -13,7 +13,7 @@ from biphase import Discard, Fewer, Stage, Study
 from biphase.errors import SpecError
 from biphase.keys import finetuning_key
 from biphase.metadata import TRIAL
-from biphase.report.content import collect
+from biphase.report.build import collect
 from biphase.report.evidence import gather
 from biphase.specs import CLM, MLM
 from biphase.study import ledger

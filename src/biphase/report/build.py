@@ -8,7 +8,7 @@
 
 Each file is written under a temporary name and then moved into place, so a reader sees either the old or the new one.
 
-`render`, `markdown` and `latex` fill the templates in page/.
+`collect` computes the content once; `render`, `markdown` and `latex` fill the templates in page/ with it.
 
 `serve` (`report --watch`) serves the page of a running study on localhost, and rebuilds it when the store changes. The
 page reloads itself (page.js).
@@ -36,15 +36,23 @@ from typing import Any
 from markupsafe import Markup
 
 from biphase.errors import BiphaseError, SpecError, one_line
-from biphase.report.content import Content, collect
-from biphase.report.figures.description import PALETTES, PAPER
+from biphase.papers import papers_of
+from biphase.report import tables
+from biphase.report.contrasts import Paper
+from biphase.report.estimates import Estimates, edges, estimate
+from biphase.report.evidence import Evidence, Resamples, gather
+from biphase.report.figures.crossings import Gap, crossings_figure, gaps
+from biphase.report.figures.description import PALETTES, PAPER, Figure
+from biphase.report.figures.scores import FIGURES
+from biphase.report.figures.training import losses_figure
 from biphase.report.figures.vega import draw, screen_height, script, specification
-from biphase.report.headline import Headline
+from biphase.report.headline import Headline, headline
 from biphase.report.pretraining import JobCost, RunSummary
+from biphase.report.provenance import Missing, Provenance, missing, provenance
 from biphase.report.statistics.components import SOURCES_OF_NOISE
 from biphase.report.statistics.intervals import Estimate
 from biphase.report.tables import Board, Cell
-from biphase.report.verdicts import ClaimPart, Finding
+from biphase.report.verdicts import ClaimPart, Finding, judge
 from biphase.specs.tasks import FAMILIES, family_name
 from biphase.store import Store
 from biphase.study import ledger
@@ -72,6 +80,79 @@ KNOWN = (
     "repetition",
     "tree", "costs",  # of earlier versions
 )  # fmt: skip
+
+
+# ---------------------------------------------------------------- the content
+
+
+@dataclass(frozen=True)
+class Content:
+    """Everything that a report shows."""
+
+    evidence: Evidence
+    papers: tuple[Paper, ...]
+    estimates: Estimates
+    findings: tuple[Finding, ...]
+    figures: tuple[Figure, ...]
+    runs: tuple[RunSummary, ...]
+    headline: Headline
+    missing: Missing
+    provenance: Provenance
+    boards: tuple[tables.Board, ...]
+    edges: str  # a warning where the ends of the learning-rate grid won
+    tables: tuple[tables.Table, ...]
+
+    @property
+    def name(self) -> str:
+        return self.evidence.plan.study.name
+
+    @property
+    def question(self) -> str:
+        return self.evidence.plan.question or f"What does the study {self.name} show?"
+
+
+def collect(plan: Plan, store: Store, *, live: bool = False) -> Content:
+    """Read the scores of a plan from a store and compute the report's content."""
+    papers = papers_of(plan.study)
+    evidence = gather(plan, store, papers[0].published if papers else None)
+    draws = Resamples(evidence)
+    estimates = estimate(evidence, draws)
+    findings = tuple(judge(evidence, papers, draws))
+    overtaking = gaps(evidence, estimates)
+    return Content(
+        evidence=evidence,
+        papers=papers,
+        estimates=estimates,
+        findings=findings,
+        figures=figures(evidence, estimates, overtaking, live=live),
+        runs=tuple(evidence.runs),
+        headline=headline(evidence, findings),
+        missing=missing(evidence),
+        provenance=provenance(evidence),
+        boards=tables.boards(evidence, estimates),
+        edges=edges(evidence),
+        tables=(
+            tables.scores(evidence, estimates),
+            tables.families(evidence, estimates),
+            tables.noise(evidence, estimates),
+            tables.crossings(overtaking),
+            tables.claims(findings),
+            tables.runs(evidence.runs),
+            tables.trial_table(evidence),
+        ),
+    )
+
+
+def figures(
+    evidence: Evidence, estimates: Estimates, overtaking: list[Gap], *, live: bool = False
+) -> tuple[Figure, ...]:
+    """Every figure that the study has data for, in the order of the page; `live` includes losses being written now."""
+    described = [figure(evidence, estimates) for figure in FIGURES] if evidence.count[0] else []
+    described += [crossings_figure(evidence, overtaking), losses_figure(evidence, live=live)]
+    return tuple(figure for figure in described if figure is not None)
+
+
+# ---------------------------------------------------------------- the files
 
 
 @dataclass(frozen=True)

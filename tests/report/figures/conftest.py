@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from biphase.papers.gisserot2025 import PAPER
-from biphase.report.content import figures
+from biphase.report.build import figures
 from biphase.report.estimates import Estimates, estimate
 from biphase.report.evidence import Evidence
 from biphase.report.figures.crossings import gaps

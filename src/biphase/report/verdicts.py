@@ -160,7 +160,7 @@ def why(
         against = len(deciding) if verdict == "not reproduced" else against
         text += f"; of {len(known)} parts {clear or 'none'} clear"
         text += f", {against} against" if against else ""
-    return f"{_capital(text)}." + (f" Missing: {missing}." if missing else "")
+    return f"{text}." + (f" Missing: {missing}." if missing else "")  # it may begin with a run's own name
 
 
 def _too_weak(weak: Sequence[ClaimPart], effect: float) -> str:

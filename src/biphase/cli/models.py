@@ -198,7 +198,7 @@ def evaluate(
     compares = verb == "compare"
     if not compares and (effect or len(models) > 1):
         raise SpecError(
-            f"evaluate scores one model, without --effect; several: biphase compare {shlex.join(models)}"
+            f"evaluate scores one model, no --effect; several: biphase compare {shlex.join(models)}"
         )
     limit = launch.seconds(for_time) if for_time else None
     own = OwnData(family, text, label, labels, test, trained_on, query, zero_shot)

@@ -197,9 +197,7 @@ def evaluate(
     verb = context.info_name or ""
     compares = verb == "compare"
     if not compares and (effect or len(models) > 1):
-        raise SpecError(
-            f"evaluate scores one model, no --effect; several: biphase compare {shlex.join(models)}"
-        )
+        raise SpecError(f"evaluate scores one model; several: biphase compare {shlex.join(models)}")
     limit = launch.seconds(for_time) if for_time else None
     own = OwnData(family, text, label, labels, test, trained_on, query, zero_shot)
     known = PRESETS[preset] if preset else None

@@ -161,7 +161,8 @@ class Worker:
         if planned is None or all(folder.name in planned for folder in self.store.checkpoints.glob("*")):
             return
         for run in self.plan.study.runs:
-            checkpoint.prune(run, run.steps, self.store, self.identities, self._needed(run))
+            needed = self._needed(run, planned)
+            checkpoint.prune(run, run.steps, self.store, self.identities, needed)
 
     def _choose(self, stopping: bool) -> tuple[Lease | None, dict[str, Any]]:
         """Return the lease and the description of the next job."""
@@ -440,9 +441,12 @@ class Worker:
         self.outcome.failed[key] = one_line(error)
         self.say(f"  {title}  {key[:6]}  failed: {one_line(error)}{more}")
 
-    def _needed(self, run: Pretrain) -> set[str]:
-        """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read."""
-        planned = self._planned()
+    def _needed(self, run: Pretrain, planned: dict[str, dict[str, Any]] | None = None) -> set[str]:
+        """Return the checkpoints on a run's path that pruning must keep; all if a plan of the store cannot be read.
+
+        `planned`: the training jobs of all plans, if they were read just now.
+        """
+        planned = self._planned() if planned is None else planned
         if planned is None:
             return {folder.name for folder in self.store.checkpoints.iterdir()}
         return set(planned) | checkpoint.resume_points(run, planned.values(), self.store, self.identities)
